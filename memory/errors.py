@@ -8,6 +8,8 @@ Running out of memory is not an error: the allocating methods return None or Fal
 
 from __future__ import annotations
 
+import traceback
+
 
 class IntegrityError(AssertionError):
     """Failed integrity check: a page, extent or allocation is not in exactly one state."""
@@ -17,3 +19,11 @@ def require(condition: bool, message: str) -> None:
     """Raises IntegrityError with the message unless the condition holds."""
     if not condition:
         raise IntegrityError(message)
+
+
+def release_frames(error: BaseException | None) -> None:
+    """Clears the local variables of the frames in the tracebacks of the error and its causes, so
+    that the error does not keep large objects alive. The tracebacks can still be printed."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, TypeVar
 
+from memory.errors import release_frames
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -68,7 +70,9 @@ class CopyQueue(Generic[T]):
         try:
             outcome = copy.work()
         except BaseException as error:
-            outcome = error
+            release_frames(error)
+            # The traceback would form a cycle with this frame, which would keep the error alive.
+            outcome = error.with_traceback(None)
         with self._lock:
             self.num_open -= 1
             try:

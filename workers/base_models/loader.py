@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+from memory.errors import release_frames
 from ops.base import Ops
 from workers.device.weight_image import WeightImage
 from workers.models.loading import LoadedModel, load_model
@@ -50,7 +51,8 @@ class Load:
         return self._future.result()
 
     def cancel(self) -> None:
-        """Stops the load before its next tensor. Tensors that are loaded already are freed."""
+        """Stops the load before its next tensor. The caller frees what is loaded already, with
+        `ModelLoader.discard`, because the load may have finished."""
         self._is_cancelled = True
         self._future.cancel()
 
@@ -80,9 +82,10 @@ class ModelLoader:
         begin = perf_counter()
         try:
             model = load_model(plan, self._ops, image=image, progress=progress)
-        except BaseException:
+        except BaseException as error:
             if image is not None:
                 image.drop()
+            release_frames(error)
             raise
         seconds = perf_counter() - begin
         log.info(
@@ -92,10 +95,12 @@ class ModelLoader:
         )
         return Loaded(model, seconds)
 
-    def discard(self, digest: str, held: list[object]) -> None:
-        """Clears the list `held` on the loader thread, so that the objects in the list are freed.
-        Then trims the heap (`malloc_trim`)."""
-        self._thread.submit(_discard, digest, held)
+    def discard(self, digest: str, held: list[object], image: WeightImage | None) -> None:
+        """Clears the list `held` on the loader thread, so that the objects in the list are freed,
+        and empties the image. Then trims the heap (`malloc_trim`). The loader thread does all this
+        after the loads that were started earlier, even cancelled ones, have ended, and before the
+        loads that are started later."""
+        self._thread.submit(_discard, digest, held, image)
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
@@ -109,9 +114,11 @@ def resident_bytes() -> int:
     return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _discard(digest: str, held: list[object]) -> None:
+def _discard(digest: str, held: list[object], image: WeightImage | None) -> None:
     before = resident_bytes()
     held.clear()
+    if image is not None:
+        image.drop()
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
     log.info(

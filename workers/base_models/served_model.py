@@ -11,7 +11,7 @@ import msgspec
 
 from memory.page_key import PAGE_TOKENS
 from memory.reuse import Reuse
-from workers.base_models.loader import Load
+from workers.base_models.loader import Load, Loaded
 from workers.base_models.residency import Demand, ModelState
 from workers.device.weight_image import WeightImage
 from workers.execution.model_runner import ModelRunner
@@ -99,6 +99,13 @@ class ServedModel(ModelInstance):
             error=self.error,
             num_proof_steps=self.effect_proof.num_steps,
         )
+
+    def end_load(self) -> Loaded:
+        """Returns what the finished load has loaded, and forgets the load. Raises the error that
+        ended the load."""
+        assert self.load is not None
+        load, self.load = self.load, None
+        return load.result()
 
     def end_copy(self, now: float) -> None:
         """If the copy of the weights has finished, records its duration as the estimate for the

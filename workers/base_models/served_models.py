@@ -4,11 +4,11 @@ policy orders."""
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import Lock
 
+from memory.errors import release_frames
 from memory.eviction.tier import Tier
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import Loaded, ModelLoader
@@ -111,7 +111,7 @@ class ServedModels:
             demands = {model.digest: self._demand(model) for model in active}
         orders = self._residency.decide(demands)
         for digest in orders.cancel:
-            self._cancel(self.models[digest])
+            self._release(self.models[digest])
         for digest in orders.leave:
             events += self._leave(self.models[digest])
         for model in active:
@@ -191,20 +191,17 @@ class ServedModels:
         return []
 
     def _take_loaded(self, model: ServedModel) -> list[Event]:
-        load = model.load
-        if load is None or not load.is_done:
+        if model.load is None or not model.load.is_done:
             return []
-        model.load = None
-        return self._try(model, lambda: self._take(model, load.result()))
+        return self._try(model, lambda: self._take(model, model.end_load()))
 
     def _try(self, model: ServedModel, work: Callable[[], None]) -> list[Event]:
         try:
             work()
         except Exception as error:
             log.exception("loading model %s failed", model.digest[:12])
-            # The traceback's frames are cleared, because they form a reference cycle with the load.
-            # The cycle would keep the loaded tensors alive.
-            traceback.clear_frames(error.__traceback__)
+            # The frames form a reference cycle with the load, which would keep tensors alive.
+            release_frames(error)
             return self._fail(model, f"{type(error).__name__}: {error}")
         return []
 
@@ -246,10 +243,9 @@ class ServedModels:
         self._host.drop(model.digest)
         held = [*held, model.kept_runner]
         model.kept_runner = None
-        if model.image is not None:
+        if model.image is not None and model.read_s > 0.0:
             model.state.load_s = model.read_s
-            held = [*held, model.image.drop()]
-        self._loader.discard(model.digest, held)
+        self._loader.discard(model.digest, held, model.image)
 
     def _attach(self, model: ServedModel, runner: ModelRunner, load_s: float) -> None:
         """Starts to serve the model with the runner. load_s: estimated seconds of the next load."""
@@ -269,13 +265,7 @@ class ServedModels:
         events = model.engine.suspend()
         with self._memory:
             self._verifier.put_back(model.digest)
-            held: list[object] = [model.detach()]
-        if model.image is not None:
-            model.copy_begun_s = None
-            model.image.leave()
-        if model.digest not in self._host or model.state.is_unloaded:
-            self._drop_image(model, held)
-        self._weights.free(model.digest)
+        self._release(model)
         return events
 
     def _unregister(self, model: ServedModel) -> list[Event]:
@@ -291,16 +281,27 @@ class ServedModels:
         log.info("model %s is unregistered", model.digest[:12])
         return events
 
-    def _cancel(self, model: ServedModel) -> None:
-        """Cancels the model's load and frees its extents."""
+    def _release(self, model: ServedModel) -> None:
+        """Frees all that the model has on the device, or that its load has allocated so far, after
+        cancelling the load. Packed weights stay in host memory only if they are counted there. No
+        sequence of the model may be running."""
+        held: list[object] = [model.load]
         if model.load is not None:
             model.load.cancel()
             model.load = None
+        if model.engine.runner is not None:
+            with self._memory:
+                held.append(model.detach())
+        if model.image is not None:
+            model.copy_begun_s = None
+            model.image.leave()
+        if model.digest not in self._host or model.state.is_unloaded:
+            self._drop_image(model, held)
         self._weights.free(model.digest)
 
     def _fail(self, model: ServedModel, error: str) -> list[Event]:
         model.error = error
-        self._cancel(model)
+        self._release(model)
         self._residency.failed(model.digest)
         message = "the base model could not be loaded"
         with self._memory:

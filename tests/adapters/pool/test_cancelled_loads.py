@@ -1,0 +1,113 @@
+"""Cancelled and failed loads of adapters give back all that they took, at once and without the
+collector of cycles."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters.pool import loader
+from adapters.pool.device import DeviceTier, Slots
+from adapters.pool.host_slab import UNIT_BYTES, HostSlab
+from adapters.pool.image import AdapterImage, ImageCache
+from adapters.pool.loader import AdapterLoader
+from tests.adapters.pools import House
+
+ROUNDS = 200
+SLAB_UNITS = 64
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Injected(Exception):
+    pass
+
+
+def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Fails after the call, whose result only the frames of the error have then."""
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        raise Injected(str(type(result)))
+
+    return fail
+
+
+POINTS = {
+    "packed": (loader, "pack"),
+    "summed": (AdapterImage, "of"),
+    "cached": (ImageCache, "save"),
+    "read": (ImageCache, "load"),
+    "pinned": (HostSlab, "copy"),
+    "fetched": (AdapterLoader, "fetch"),
+    "placed": (DeviceTier, "serve"),
+    "tables": (Slots, "write"),
+}
+"""What fails once it has done its work: the fetch, the copy and the tables of an adapter."""
+CANCELS = ("queued", "fetching", "copying", "resident")
+
+
+def test_the_memory_of_cancelled_and_failed_loads_of_adapters_is_free_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_collector: None
+) -> None:
+    rng = random.Random(7)
+    house = House(tmp_path, [2, 4, 8])
+    slab = HostSlab(np.zeros(SLAB_UNITS * UNIT_BYTES, np.uint8))
+    house.loader._slab = slab
+    alive: list[weakref.ref[Any]] = []
+    image_of = AdapterImage.of
+
+    def watched(digest: str, tables: Any, payload: Any) -> AdapterImage:
+        alive.append(weakref.ref(payload))
+        image = image_of(digest, tables, payload)
+        alive.append(weakref.ref(image))
+        return image
+
+    kinds = [*POINTS, *CANCELS]
+    for number in range(ROUNDS):
+        kind, index = kinds[number % len(kinds)], rng.randrange(3)
+        ref = house.refs[index]
+        with monkeypatch.context() as patched:
+            patched.setattr(AdapterImage, "of", watched)
+            if kind in POINTS:
+                owner, name = POINTS[kind]
+                call = getattr(owner, name)
+                wrapped = failing(call)
+                patched.setattr(owner, name, staticmethod(wrapped) if name == "of" else wrapped)
+            house.pool.acquire(ref)
+            if kind in CANCELS:
+                for _ in range(CANCELS.index(kind)):
+                    house.executor.step()
+                house.pool.cancel(ref)
+            house.settle()
+        house.now += 60.0
+        house.pool.cancel(ref)
+        house.settle()
+        entry = house.pool.entries.get(ref.digest)
+        if entry is not None:  # An image that was loaded in the end: it is counted, and given back.
+            house.pool.loads.unload(entry)
+            entry = None
+        house.pool.poll()
+        house.check()
+        assert not house.pool.entries, kind
+        assert not house.host._tier.num_bytes, kind
+        assert [each() for each in alive if each() is not None] == [], kind
+        alive.clear()
+        whole = slab.copy(np.zeros(SLAB_UNITS * UNIT_BYTES, np.uint8))
+        assert whole is not None, f"{kind}: pinned memory is held"
+        del whole
+        if rng.random() < 0.5:
+            house.cache.delete(house.loader.layout.version, ref.digest)
