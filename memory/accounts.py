@@ -31,6 +31,12 @@ class Tenant(NamedTuple):
 NO_TENANT = Tenant("", 0)
 """Account that is charged for bytes that no tenant requested. It has no share of the memory."""
 
+Turn = tuple[float, int]
+"""Place of a request for an adapter among the requests of its account. The lowest is first."""
+FIRST_TURN: Turn = (0.0, 0)
+LAST_TURN: Turn = (math.inf, 0)
+"""Turn of an adapter that no sequence can use yet."""
+
 
 class Accounts:
     """Weights of the accounts that requested memory within the last `ACTIVE_S` seconds."""

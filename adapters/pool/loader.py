@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from threading import Lock
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -42,6 +44,8 @@ class AdapterLoader:
         self._base = base
         self._cache = cache
         self._slab = slab
+        self._packing = Lock()
+        """Held while an image is packed, which keeps one core busy."""
         self.layout = ImageLayout(base.num_layers, dtype, ops.b_rank_major, len(base.projections))
 
     def is_cached(self, digest: str) -> bool:
@@ -79,8 +83,11 @@ class AdapterLoader:
         new image if `keeps_file`."""
         self._cache.delete(self.layout.version, digest)
         try:
-            files = stored_files(self._store, digest)
-            tables, payload = pack(files, self._base, self.layout)
+            folder = self._store.adapter_folder(digest)
+            with self._packing:
+                tables, payload = pack(checked_files(folder, digest), self._base, self.layout)
+        except NotInStore:
+            raise AdapterUnavailable("adapter.store.missing", f"no adapter {digest}") from None
         except OSError as error:
             # Tenants read this message, so it names no path or address. The log has the cause.
             reason = error.strerror or "the store does not answer"
@@ -106,20 +113,27 @@ def stored_files(store: Store, digest: str) -> AdapterFiles:
     if not DIGEST.fullmatch(digest):
         raise AdapterUnavailable("adapter.store.missing", "not a digest")
     try:
-        files = AdapterFiles.in_folder(store.adapter_folder(digest))
+        return checked_files(store.adapter_folder(digest), digest)
     except NotInStore:
         raise AdapterUnavailable("adapter.store.missing", f"no adapter {digest}") from None
+
+
+def checked_files(folder: Path, digest: str) -> AdapterFiles:
+    """Returns the adapter's files in the folder after checking their digest."""
+    files = AdapterFiles.in_folder(folder)
     if content_digest(files) != digest:
         raise AdapterUnavailable("adapter.store.corrupt", f"adapter {digest} is damaged")
     return files
 
 
-class LoaderThread(ThreadPoolExecutor):
-    """Executor with one thread. torch uses no further threads for this thread's work, so that the
+class LoaderThreads(ThreadPoolExecutor):
+    """Executor with `count` threads. torch uses no further threads for their work, so that the
     other cores are left to the engine's step. Calls `on_done` after each task."""
 
-    def __init__(self, name: str, on_done: Callable[[], None] = lambda: None) -> None:
-        super().__init__(1, name, torch.set_num_threads, (1,))
+    def __init__(
+        self, name: str, on_done: Callable[[], None] = lambda: None, *, count: int = 1
+    ) -> None:
+        super().__init__(count, name, torch.set_num_threads, (1,))
         self._on_done = on_done
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:

@@ -1,4 +1,4 @@
-"""Loads adapters from tier to tier on two threads, and records failed loads."""
+"""Loads adapters from tier to tier on threads, and records failed loads."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class Loads:
     """Loads of one base model's adapters. A load has two stages: `loader` fetches the image to the
     host, which takes long if the store is slow, and then the image is copied to the device.
 
-    fetcher, copier: executors with one thread each, which `close` shuts down. The threads do not
-    hold the lock while they load.
+    fetcher, copier: executors, which `close` shuts down. The copier has one thread. The threads do
+    not hold the lock while they load.
     """
 
     def __init__(
@@ -114,14 +114,16 @@ class Loads:
         copier: Executor,
         disk_bytes: int,
         clock: Callable[[], float],
+        num_fetchers: int = 1,
     ) -> None:
-        """lock: the memory lock. disk_bytes: maximum total bytes of the images on disk."""
+        """lock: the memory lock. disk_bytes: maximum total bytes of the images on disk.
+        num_fetchers: number of the fetcher's threads."""
         self._loader = loader
         self._host = host
         self.device = device
         self._clock = clock
         self.lock = lock
-        self._fetches = CopyQueue[AdapterImage](fetcher, lock)
+        self._fetches = CopyQueue[AdapterImage](fetcher, lock, num_threads=num_fetchers)
         self._copies = CopyQueue[AdapterImage](copier, lock)
         self._largest = {
             "device": device.placements.capacity_bytes,
@@ -202,7 +204,7 @@ class Loads:
         self, queue: CopyQueue[AdapterImage], entry: AdapterEntry, work: Callable[[], AdapterImage]
     ) -> None:
         finish = partial(self._finish, entry, self._clock())
-        entry.loading = Copy(work, finish, entry.is_awaited)
+        entry.loading = Copy(work, finish, entry.turns)
         queue.submit(entry.loading)
 
     def _finish(

@@ -15,7 +15,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.loads import Loads
 from adapters.pool.source import AdapterLease, AdapterRef, Loading, NoRoom
 from adapters.pool.tiers import AWAITED_POLLS, AdapterEntry
-from memory.accounts import NO_TENANT, Tenant
+from memory.accounts import FIRST_TURN, LAST_TURN, NO_TENANT, Tenant, Turn
 from memory.errors import require
 from memory.eviction.adapter_memory import AdapterMemory
 from memory.reuse import ReuseByKey
@@ -53,12 +53,11 @@ class AdapterPool:
         if entry.image is None and entry.slot is None:
             self.loads.fetch(entry)
 
-    def load(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
+    def load(self, ref: AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN) -> None:
         entry = self._entry(ref, tenant)
         entry.awaited_polls = AWAITED_POLLS
+        entry.turns[tenant.name] = turn
         self._awaited[entry] = None
-        if entry.loading is not None:
-            entry.loading.is_awaited = True
         self.loads.advance(entry)
 
     def cancel(self, ref: AdapterRef) -> None:
@@ -69,7 +68,7 @@ class AdapterPool:
             entry.forget()
 
     def acquire(
-        self, ref: AdapterRef, tenant: Tenant = NO_TENANT
+        self, ref: AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN
     ) -> AdapterLease | Loading | NoRoom:
         """Implements `AdapterSource.acquire`. A failed load is retried after some seconds."""
         entry = self._entry(ref, tenant)
@@ -78,13 +77,14 @@ class AdapterPool:
             raise AdapterUnavailable("adapter.image.mismatch", message)
         if entry.slot is not None and entry.is_ready and not entry.is_wrong:
             entry.awaited_polls = 0
+            entry.turns.clear()
             entry.leases += 1
             num_loaded, entry.num_unpaid_bytes = entry.num_unpaid_bytes, 0
             return AdapterLease(entry.slot, entry.max_rank, entry.checksum, num_loaded, entry)
         error = self.loads.failures.recent(entry)
         if error is not None:
             raise AdapterUnavailable(error.code, str(error))
-        self.load(ref, tenant)
+        self.load(ref, tenant, turn)
         if entry.slot is None and entry.loading is None:
             return NoRoom(0 if entry.image is None else entry.image_bytes)
         return Loading()
@@ -192,4 +192,5 @@ class AdapterPool:
             self.entries[ref.digest] = entry
         if tenant.name != NO_TENANT.name:
             self.device.charge(entry, tenant)
+            entry.turns.setdefault(tenant.name, LAST_TURN)
         return entry

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from adapters.errors import AdapterUnavailable
-from memory.accounts import NO_TENANT, Tenant
+from memory.accounts import FIRST_TURN, NO_TENANT, Tenant, Turn
 
 Tier = Literal["store", "disk", "host", "device", "loading"]
 """Location of an adapter. The status of a pool lists "store" only for an adapter whose last load
@@ -156,10 +156,11 @@ class AdapterSource(Protocol):
         ...
 
     def acquire(
-        self, ref: AdapterRef, tenant: Tenant = NO_TENANT
+        self, ref: AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN
     ) -> AdapterLease | Loading | NoRoom:
         """Leases the adapter if it is on the device. Otherwise starts to load it, and the caller
-        tries again at the next step. Raises AdapterUnavailable if the load failed."""
+        tries again at the next step. Raises AdapterUnavailable if the load failed. turn: order of
+        the load among the tenant's loads."""
         ...
 
     def missing_bytes(self, ref: AdapterRef) -> int | None:
@@ -214,7 +215,7 @@ class FixedAdapters:
         pass
 
     def acquire(
-        self, ref: AdapterRef, tenant: Tenant = NO_TENANT
+        self, ref: AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN
     ) -> AdapterLease | Loading | NoRoom:
         if (found := self._slots.get(ref.digest)) is None:
             raise AdapterUnavailable("adapter.store.missing", f"no adapter {ref.digest}")

@@ -9,7 +9,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.image import AdapterImage
 from adapters.pool.load_cost import copy_s, fetch_s
 from adapters.pool.source import LoadTimes, Signed, Tier
-from memory.accounts import NO_TENANT
+from memory.accounts import NO_TENANT, Turn
 from memory.eviction.adapter_memory import Placement
 from memory.eviction.copy_queue import Copy
 from memory.reuse import Reuse
@@ -49,6 +49,8 @@ class AdapterEntry:
     proved: str = ""
     """Checksum that an image must have to be used. Empty if none is required."""
     loading: Copy[AdapterImage] | None = None
+    turns: dict[str, Turn] = field(default_factory=dict[str, Turn])
+    """Turn of each account that requested the adapter since it was last leased."""
     load_times: LoadTimes = field(default_factory=LoadTimes)
     failure: tuple[AdapterUnavailable, float] | None = None
     """Error of the last load, and the time from which the load may be retried."""

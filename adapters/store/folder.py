@@ -42,6 +42,11 @@ class Store(Protocol):
     """
 
     @property
+    def is_remote(self) -> bool:
+        """Whether a folder is downloaded before it is read, so that readers mostly wait."""
+        ...
+
+    @property
     def incoming(self) -> Path:
         """Local folder with the folders that writers are filling before they `put` them."""
         ...
@@ -105,6 +110,8 @@ class Store(Protocol):
 
 class LocalStore:
     """Store in a folder: adapters/<digest>/, models/<digest>/ and incoming/ (being written)."""
+
+    is_remote = False
 
     def __init__(self, root: Path, *, min_free_bytes: int = 0) -> None:
         """min_free_bytes: bytes that are kept free on the disk."""

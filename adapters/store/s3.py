@@ -76,6 +76,8 @@ class ObjectStore:
     `cache_bytes` bytes in total.
     """
 
+    is_remote = True
+
     def __init__(
         self, bucket: str, prefix: str, cache: Path, *, min_free_bytes: int, cache_bytes: int
     ) -> None:

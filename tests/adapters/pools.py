@@ -15,7 +15,7 @@ from adapters.format.validator import AdapterFiles
 from adapters.pool.device import DeviceTier
 from adapters.pool.host import HostTier
 from adapters.pool.image import ImageCache
-from adapters.pool.loader import AdapterLoader, LoaderThread
+from adapters.pool.loader import AdapterLoader, LoaderThreads
 from adapters.pool.loads import Loads
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.pool import AdapterPool
@@ -150,8 +150,8 @@ class House:
         loads = Loads(
             *(self.loader, self.host, device),
             lock=self.broker.lock,
-            fetcher=LoaderThread("fetcher") if has_threads else self.executor,
-            copier=LoaderThread("copier") if has_threads else self.executor,
+            fetcher=LoaderThreads("fetcher") if has_threads else self.executor,
+            copier=LoaderThreads("copier") if has_threads else self.executor,
             disk_bytes=self.cache.max_bytes,
             clock=lambda: self.now,
         )

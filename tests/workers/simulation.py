@@ -16,7 +16,7 @@ from adapters.pool.source import (
     LoadTimes,
     NoRoom,
 )
-from memory.accounts import NO_TENANT, Tenant
+from memory.accounts import FIRST_TURN, NO_TENANT, Tenant, Turn
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, Slots, alone
@@ -103,7 +103,7 @@ class StubPool:
         self.prefetch(ref)
 
     def acquire(
-        self, ref: AdapterRef, tenant: Tenant = NO_TENANT
+        self, ref: AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN
     ) -> AdapterLease | Loading | NoRoom:
         if ref.digest in self.broken:
             raise AdapterUnavailable("adapter.test", "it is broken")

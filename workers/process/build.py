@@ -20,7 +20,7 @@ import ops.registry
 from adapters.pool.host import HostTier
 from adapters.pool.host_slab import HostSlab
 from adapters.pool.image import ImageCache
-from adapters.pool.loader import LoaderThread
+from adapters.pool.loader import LoaderThreads
 from adapters.store.opening import open_store
 from memory.eviction.tier import Tier
 from memory.reuse import ReuseByKey
@@ -263,7 +263,7 @@ class Worker:
 
     def _thread(self, name: str) -> Executor:
         """Returns an executor of one thread that ends when the worker is closed."""
-        thread = LoaderThread(name, self._notify)
+        thread = LoaderThreads(name, self._notify)
         self._closing.callback(thread.shutdown, wait=False, cancel_futures=True)
         return thread
 

@@ -15,7 +15,7 @@ from adapters.pool.device import DeviceTier
 from adapters.pool.host import HostTier
 from adapters.pool.host_slab import HostSlab
 from adapters.pool.image import ImageCache
-from adapters.pool.loader import AdapterLoader, LoaderThread
+from adapters.pool.loader import AdapterLoader, LoaderThreads
 from adapters.pool.loads import Loads
 from adapters.pool.pool import AdapterPool
 from adapters.store.folder import Store
@@ -50,6 +50,10 @@ log = logging.getLogger(__name__)
 
 LOAD_BYTES_PER_S = 1e9
 """Assumed speed of a model's load in bytes per second, until the first load is measured."""
+
+NUM_REMOTE_FETCHERS = 4
+"""Number of threads that fetch a model's adapters from a remote store. They mostly wait, and one
+tenant uses at most three of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +119,15 @@ class ModelBuilder:
         loader = AdapterLoader(
             *(self.store, plan.shape, plan.dtype, self.ops, self.image_cache), slab=self.host_slab
         )
+        num_fetchers = NUM_REMOTE_FETCHERS if self.store.is_remote else 1
         loads = Loads(
             *(loader, self.host_tier, device),
             lock=broker.lock,
-            fetcher=LoaderThread("adapter-fetcher", self.notify),
-            copier=LoaderThread("adapter-copier", self.notify),
+            fetcher=LoaderThreads("adapter-fetcher", self.notify, count=num_fetchers),
+            copier=LoaderThreads("adapter-copier", self.notify),
             disk_bytes=self.image_cache.max_bytes,
             clock=time.monotonic,
+            num_fetchers=num_fetchers,
         )
         pool = AdapterPool(loads, requests=self.adapter_requests, clock=time.monotonic)
         closing.callback(pool.close)

@@ -8,9 +8,10 @@ An adapter that finds no room is skipped until its patience ends, which is the p
 first token (`Terms.ttft_s`). Then the adapter starves and gets a victim: the adapter in use whose
 sequences end soonest. An adapter of a tenant that was charged less than the starving adapter's
 tenant becomes a victim only if there is no other. No sequence starts on a victim. While there are
-victims, only their starving adapters may load. So the longest wait of an adapter for room is its
-patience plus, for each victim that it needs, the time until the victim's last sequence ends. The
-adapter that has starved longest gets its victim first.
+victims, only their starving adapters may load, and adapters of tenants that were charged less than
+the starving adapters' tenants. So the longest wait of an adapter for room, while its tenant is
+charged no more than others, is its patience plus, for each victim that it needs, the time until the
+victim's last sequence ends. The adapter that has starved longest gets its victim first.
 
 If no adapter is or can be a victim, the pages of running sequences fill the memory. Then only
 sequences of adapters that lack room start, until enough running sequences have ended.
@@ -31,7 +32,7 @@ from workers.wire.protocol import ErrorCode
 
 MAX_ASKED = 32
 """Maximum number of adapters that are requested from the pool in one step while they are not on the
-device."""
+device. The first of each tenant is requested even then."""
 
 
 LATER = Blocked(BlockReason.ADAPTER)
@@ -57,12 +58,15 @@ class AdapterAdmission:
         self._pool = pool
         self._charged = charged
         self._now = 0.0
-        self._asked: set[str] = set()
-        """Digests of the adapters that were requested in this step and are not on the device."""
+        self._asked: dict[str, str] = {}
+        """Adapters that were requested in this step and are not on the device, by digest, with the
+        tenant of the first request."""
         self._starves_at_s: dict[str, float] = {}
         """Time at which each adapter that lacks room begins to starve, by digest."""
         self._victims: dict[str, str] = {}
         """Victim of each starving adapter. No sequence may start on a victim."""
+        self._charged_least: Charge = (0.0, 0.0)
+        """Lowest charge of the tenants whose starving adapters have victims."""
         self._lacks_pages = False
         """Whether running sequences must free pages, because a starving adapter lacks memory, no
         adapter can be its victim, and no other starving adapter has a victim."""
@@ -119,11 +123,14 @@ class AdapterAdmission:
         digest = ref.digest
         if digest in self._asked or not self.may_start(digest):
             return LATER
-        may_load = len(self._asked) < MAX_ASKED and self.may_load(digest)
+        tenant = sequence.block_table.tenant
+        may_ask = len(self._asked) < MAX_ASKED or tenant.name not in self._asked.values()
+        may_load = may_ask and (self.may_load(digest) or self._goes_first(sequence))
         if not may_load and self._pool.missing_bytes(ref) != 0:
             return LATER
         try:
-            answer = self._pool.acquire(ref, sequence.block_table.tenant)
+            # The newest step's requests are first, in the policy's order.
+            answer = self._pool.acquire(ref, tenant, (-self._now, len(self._asked)))
         except AdapterUnavailable as error:
             return Blocked(BlockReason.ADAPTER, (ErrorCode.ADAPTER_UNAVAILABLE, str(error)))
         match answer:
@@ -132,10 +139,10 @@ class AdapterAdmission:
                 self._forget(digest)
                 return None
             case Loading():
-                self._asked.add(digest)
+                self._asked[digest] = tenant.name
                 return LATER
             case NoRoom(num_bytes):
-                self._asked.add(digest)
+                self._asked[digest] = tenant.name
                 due_s = self._now + sequence.terms.ttft_s
                 self._starves_at_s[digest] = min(self._starves_at_s.get(digest, due_s), due_s)
                 return NO_MEMORY if num_bytes else LATER
@@ -152,6 +159,11 @@ class AdapterAdmission:
         if self._lacks_pages:
             return digest in self._starves_at_s
         return digest not in self._victims.values()
+
+    def _goes_first(self, sequence: Sequence) -> bool:
+        """Whether the sequence's adapter may be loaded although others starve, because its tenant
+        was charged less than theirs."""
+        return not self._lacks_pages and self._charged(sequence) < self._charged_least
 
     def _forget(self, digest: str) -> None:
         """Ends the adapter's starvation. Called when the adapter is leased, or when no sequence
@@ -181,6 +193,8 @@ class AdapterAdmission:
                 continue
             charged = self._charged(first)
             self._victims[digest] = min(free, key=lambda d: (free[d][0] < charged, free[d][1], d))
+        firsts = (next(iter(self._waiting[digest])) for digest in self._victims)
+        self._charged_least = min(map(self._charged, firsts), default=(0.0, 0.0))
 
     def _in_use(self, running: Iterable[Sequence]) -> dict[str, tuple[Charge, int]]:
         """Returns, for each adapter in use, the smallest charge of the tenants that use it, and the

@@ -15,7 +15,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.lora import ImageTables
 from adapters.pool.source import NoRoom
-from memory.accounts import Tenant
+from memory.accounts import LAST_TURN, Tenant
 from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.eviction.copy_queue import Copy, CopyQueue
 from tests.adapters.pools import House, SteppedExecutor
@@ -32,35 +32,36 @@ def image_of(size: int, digest: str = "0" * 64) -> AdapterImage:
     return AdapterImage(digest, ImageTables.empty(1), payload, b"")
 
 
-def test_the_most_urgent_load_is_chosen_when_the_thread_is_free() -> None:
+def test_the_next_copy_is_chosen_when_the_thread_is_free() -> None:
     executor = SteppedExecutor()
     queue = CopyQueue[AdapterImage](executor, Lock())
     ran: list[str] = []
     outcomes: list[AdapterImage | BaseException] = []
 
-    def load(name: str, *, is_awaited: bool) -> Copy[AdapterImage]:
+    def load(name: str, **turns: tuple[float, int]) -> Copy[AdapterImage]:
         def work() -> AdapterImage:
             ran.append(name)
-            if name == "prefetched":
+            if name == "pin":
                 raise OSError("no such file")
             return image_of(len(ran))
 
-        made = Copy(work, outcomes.append, is_awaited)
+        made = Copy(work, outcomes.append, turns)
         queue.submit(made)
         return made
 
-    load("prefetched", is_awaited=False)
-    late = load("awaited since", is_awaited=False)
-    load("prefetched last", is_awaited=False)
-    load("awaited", is_awaited=True)
-    dropped = load("dropped", is_awaited=True)
-    late.is_awaited = True
-    assert queue.cancel(dropped) and queue.num_open == 4
+    load("pin")
+    late = load("awaited since", a=LAST_TURN)
+    load("prefetched", a=LAST_TURN)
+    load("awaited", a=(0.0, 2))
+    load("of two", a=LAST_TURN, b=(0.0, 9))
+    dropped = load("dropped", c=(0.0, 0))
+    late.turns["a"] = (0.0, 1)
+    assert queue.cancel(dropped) and queue.num_open == 5
     executor.drain()
-    assert ran == ["awaited since", "awaited", "prefetched", "prefetched last"]
+    assert ran == ["awaited since", "of two", "awaited", "prefetched", "pin"]
     assert not queue.cancel(late) and queue.num_open == 0
-    assert [o.num_bytes for o in outcomes if isinstance(o, AdapterImage)] == [1, 2, 4]
-    assert isinstance(outcomes[2], OSError)
+    assert [o.num_bytes for o in outcomes if isinstance(o, AdapterImage)] == [1, 2, 3, 4]
+    assert isinstance(outcomes[4], OSError)
 
 
 def test_submitting_never_waits_for_the_load_in_progress() -> None:
@@ -74,11 +75,11 @@ def test_submitting_never_waits_for_the_load_in_progress() -> None:
 
     with ThreadPoolExecutor(1) as executor:
         queue = CopyQueue[AdapterImage](executor, lock)
-        first = Copy(slow, outcomes.append, is_awaited=True)
+        first = Copy(slow, outcomes.append, {})
         with lock:
             queue.submit(first)
         assert begun.wait(60)
-        others = [Copy(lambda: image_of(1), outcomes.append, False) for _ in range(100)]
+        others = [Copy(lambda: image_of(1), outcomes.append, {}) for _ in range(100)]
 
         def engine_thread() -> None:
             with lock:

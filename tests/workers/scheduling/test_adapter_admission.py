@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from adapters.pool.source import AdapterRef, FixedAdapters, NoRoom
-from memory.accounts import NO_TENANT, Tenant
+from memory.accounts import FIRST_TURN, NO_TENANT, Tenant, Turn
 from tests.workers.scheduling.test_fair_queue import Bench
 from workers.policies.fairness_policy import FairnessPolicy
 from workers.scheduling.adapter_admission import LATER as WAIT
@@ -35,7 +35,9 @@ class FullPool(FixedAdapters):
     def missing_bytes(self, ref: AdapterRef) -> int | None:
         return self.num_pages_lacking or None
 
-    def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> NoRoom:
+    def acquire(
+        self, ref: AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN
+    ) -> NoRoom:
         return NoRoom(self.num_pages_lacking)
 
 

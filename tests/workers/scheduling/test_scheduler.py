@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from adapters.pool import source
 from adapters.pool.source import AdapterLease, Loading, NoRoom
-from memory.accounts import NO_TENANT, Tenant
+from memory.accounts import FIRST_TURN, NO_TENANT, Tenant, Turn
 from tests.workers.no_models import make_loop
 from tests.workers.simulation import (
     Simulation,
@@ -222,13 +222,13 @@ class CrowdedPool(StubPool):
     is_refused = False
 
     def acquire(
-        self, ref: source.AdapterRef, tenant: Tenant = NO_TENANT
+        self, ref: source.AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN
     ) -> AdapterLease | Loading | NoRoom:
         if self.is_crowded or self.is_refused:
             self.is_refused = True
             self.asked[ref.digest] = -1
             return NoRoom(1)
-        return super().acquire(ref, tenant)
+        return super().acquire(ref, tenant, turn)
 
     def evict_all_idle(self, ref: source.AdapterRef) -> bool:
         was_crowded, self.is_crowded = self.is_crowded, False
