@@ -192,6 +192,9 @@ class Constraint(msgspec.Struct, frozen=True):
     strict: bool = False
     """Whether a JSON Schema with a keyword that cannot be enforced is refused. Otherwise the
     keyword is dropped."""
+    is_closed: bool = False
+    """Whether objects have only the properties that a JSON Schema declares, unless it has a keyword
+    about other properties."""
 
 
 class Truncation(msgspec.Struct, frozen=True):

@@ -132,13 +132,17 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's `structured_outputs`, of which one field may be set."""
+    """vLLM's `structured_outputs`, of which one field may constrain the answer."""
 
     json: Schema | Text | None = None
     regex: Expression | None = None
     choice: Choices | None = None
     grammar: Text | None = None
     json_object: bool | None = None
+    disable_additional_properties: bool | None = None
+    """Whether objects have only the properties that the schema declares, unless the schema has a
+    keyword about other properties. Default: true for `response_format`, false for `guided_json` and
+    `json`."""
 
 
 class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
@@ -168,6 +172,8 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
             any_object("structured_outputs") if given.json_object else None,
         )
         found = [constraint for constraint in fields if constraint is not None]
+        if (closes := given.disable_additional_properties) is not None:
+            found = [msgspec.structs.replace(each, is_closed=closes) for each in found]
         if len(found) > 1:
             names = ", ".join(f"'{param}'" for param in dict.fromkeys(c.param for c in found))
             raise InvalidRequest(
@@ -190,11 +196,13 @@ def object_constraint(param: str, format: JsonObjectFormat) -> Constraint:
     return schema_constraint(param, format.schema)
 
 
-def schema_constraint(param: str, schema: Schema, *, strict: bool | None = None) -> Constraint:
-    """Returns a constraint to a JSON Schema. Raises InvalidRequest if the schema is too large or
-    nested too deeply."""
+def schema_constraint(
+    param: str, schema: Schema, *, strict: bool | None = None, is_closed: bool = True
+) -> Constraint:
+    """Returns a constraint to a JSON Schema, whose objects are closed by default. Raises
+    InvalidRequest if the schema is too large or nested too deeply."""
     text = check_nested(schema, MAX_SCHEMA_BYTES, param=param)
-    return Constraint("json_schema", text, param, bool(strict))
+    return Constraint("json_schema", text, param, bool(strict), is_closed)
 
 
 def _of_format(format: ResponseFormat | None) -> Constraint | None:
@@ -211,7 +219,7 @@ def _of_schema(param: str, given: Schema | str | None) -> Constraint | None:
     if given is None:
         return None
     if not isinstance(given, str):
-        return schema_constraint(param, given)
+        return schema_constraint(param, given, is_closed=False)
     check_json(given.encode(), MAX_SCHEMA_BYTES, param=param)
     try:
         msgspec.json.decode(given, type=dict[str, msgspec.Raw] | bool)

@@ -100,7 +100,8 @@ def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> Held
     parts: list[dict[str, Any]] = []
     dropped: frozenset[str] = frozenset()
     for number, tool in enumerate(rules.tools):
-        held = held_schema(json.dumps(rules.schema_of(tool)), is_strict=tool.strict)
+        text = json.dumps(rules.schema_of(tool))
+        held = held_schema(text, is_strict=tool.strict, is_closed=True)
         dropped |= {f"tools.{keyword}" for keyword in held.dropped}
         parts.append(_named(f"arguments_{number}", grammars.of_json_schema(held.text)))
     if rules.body:

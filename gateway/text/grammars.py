@@ -139,7 +139,7 @@ def _grammar_of(constraint: Constraint) -> HeldGrammar:
     match constraint.kind:
         case "json_schema":
             check_schema(json.loads(text), param=param)
-            schema = held_schema(text, is_strict=constraint.strict)
+            schema = held_schema(text, is_strict=constraint.strict, is_closed=constraint.is_closed)
             dropped = frozenset(f"{param}.{keyword}" for keyword in schema.dropped)
             return HeldGrammar(grammars.of_json_schema(schema.text), dropped)
         case "regex":

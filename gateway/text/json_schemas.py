@@ -12,6 +12,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
+from gateway.text.closed_schemas import closed_schema
+from gateway.text.schema_parts import (
+    SCHEMAS,
+    SCHEMAS_BY_NAME,
+    SCHEMAS_IN_LISTS,
+    Node,
+    as_items,
+    as_node,
+    find_place,
+)
+
 NOTHING: Mapping[str, tuple[Any, ...]] = {
     "contains": (),
     "dependencies": ({},),
@@ -39,16 +50,11 @@ UNSUPPORTED_PATTERN = re.compile(
 )
 """Matches the next escape, lookaround or character class of a regular expression. Group 1 matches
 only a part that cannot be enforced: a back reference, word boundary, lookahead or lookbehind."""
-SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-SCHEMAS_IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-SCHEMAS = ("items", "additionalItems", "additionalProperties")
 MAX_STEPS = 1 << 15
 """Maximum number of schemas that are visited to compare the branches of all unions in a schema.
 Nested unions can have exponentially many branches."""
 MAX_NESTED = 32
 """Maximum depth of nested references and unions that are followed from a branch of a union."""
-
-Node = dict[str, Any]
 
 
 class HeldSchema(NamedTuple):
@@ -59,11 +65,13 @@ class HeldSchema(NamedTuple):
     """Keywords that were removed."""
 
 
-def held_schema(schema: str, *, is_strict: bool) -> HeldSchema:
-    """Returns a JSON Schema without the keywords that cannot be enforced. If `is_strict` is set,
-    and removing a keyword other than `format` changes which values the schema accepts, raises
-    ValueError with the name of the keyword."""
-    reader = SchemaReader(json.loads(schema))
+def held_schema(schema: str, *, is_strict: bool, is_closed: bool = False) -> HeldSchema:
+    """Returns a JSON Schema without the keywords that cannot be enforced. If `is_closed` is set,
+    objects have only the properties that the schema declares (see `closed_schema`). If `is_strict`
+    is set, and removing a keyword other than `format` changes which values the schema accepts,
+    raises ValueError with the name of the keyword."""
+    given = json.loads(schema)
+    reader = SchemaReader(closed_schema(given) if is_closed else given)
     if is_strict and (unenforced := sorted(reader.dropped - {"format"})):
         raise ValueError(
             f"'{unenforced[0]}' cannot be enforced while an answer is generated. Leave it out, or "
@@ -97,7 +105,7 @@ class SchemaReader:
         places: list[tuple[Any, Any]] = [(self._root, "schema")]
         while places:
             holder, key = places.pop()
-            node = _object(holder[key])
+            node = as_node(holder[key])
             if node is None or id(node) in seen:
                 continue
             seen.add(id(node))
@@ -106,7 +114,7 @@ class SchemaReader:
                 continue
             yield node
             places += _children(node)
-            if (place := self._place(node.get("$ref"))) is not None:
+            if (place := find_place(self._root, node.get("$ref"))) is not None:
                 places.append(place)
 
     def _change(self, node: Node) -> None:
@@ -134,8 +142,8 @@ class SchemaReader:
     def _change_union(self, node: Node) -> None:
         """Replaces `oneOf` by `anyOf` if no value matches two branches, because `oneOf` and `anyOf`
         then accept the same values."""
-        branches = _list(node["oneOf"])
-        discriminator = _object(node.get("discriminator")) or {}
+        branches = as_items(node["oneOf"])
+        discriminator = as_node(node.get("discriminator")) or {}
         if not self._differ(branches, discriminator.get("propertyName")):
             return
         members = node.get("allOf", [])
@@ -175,12 +183,12 @@ class SchemaReader:
         None for an alternative that allows any value, or that is nested too deeply to be
         followed."""
         self._num_steps += 1
-        node = _object(branch)
+        node = as_node(branch)
         if node is None or depth > MAX_NESTED or self._num_steps > MAX_STEPS:
             yield None
-        elif (place := self._place(node.get("$ref"))) is not None:
+        elif (place := find_place(self._root, node.get("$ref"))) is not None:
             yield from self._leaves(place[0][place[1]], depth + 1)
-        elif union := _list(node.get("anyOf", node.get("oneOf"))):
+        elif union := as_items(node.get("anyOf", node.get("oneOf"))):
             for each in union:
                 yield from self._leaves(each, depth + 1)
         else:
@@ -193,9 +201,9 @@ class SchemaReader:
         if depth > MAX_NESTED or self._num_steps > MAX_STEPS:
             return
         yield leaf
-        for member in map(_object, _list(leaf.get("allOf"))):
-            place = self._place((member or {}).get("$ref"))
-            found = member if place is None else _object(place[0][place[1]])
+        for member in map(as_node, as_items(leaf.get("allOf"))):
+            place = find_place(self._root, (member or {}).get("$ref"))
+            found = member if place is None else as_node(place[0][place[1]])
             if found is not None:
                 yield from self._merged(found, depth + 1)
 
@@ -224,7 +232,7 @@ class SchemaReader:
     def _types_of(self, leaf: Node) -> set[str] | None:
         for node in self._merged(leaf):
             if "type" in node:
-                names = _list(node["type"]) or [node["type"]]
+                names = as_items(node["type"]) or [node["type"]]
                 return {"number" if name == "integer" else str(name) for name in names}
             if (values := _constants_of(node)) is not None:
                 return {TYPES[type(json.loads(value))] for value in values}
@@ -261,26 +269,6 @@ class SchemaReader:
         leaf = next(self._leaves(branch), None)
         return [] if leaf is None else [n for each in self._merged(leaf) for n in _properties(each)]
 
-    def _place(self, reference: Any) -> tuple[Any, Any] | None:
-        """Returns the container (a list or an object) and the key of the part of the schema that a
-        reference points to. Returns None if the reference does not point to a part of this
-        schema."""
-        if not isinstance(reference, str) or reference.partition("/")[0] != "#":
-            return None
-        holder: Any = self._root
-        key: Any = "schema"
-        for part in reference.split("/")[1:]:
-            found = holder[key]
-            names, items = _object(found) or {}, _list(found)
-            key = part.replace("~1", "/").replace("~0", "~")
-            if key.isdecimal() and int(key[:9]) < len(items):
-                holder, key = items, int(key)
-            elif key in names:
-                holder = names
-            else:
-                return None
-        return holder, key
-
 
 OBJECT = frozenset(("object",))
 TYPES = {str: "string", bool: "boolean", type(None): "null", int: "number", float: "number"}
@@ -290,10 +278,10 @@ TYPES = {str: "string", bool: "boolean", type(None): "null", int: "number", floa
 def _children(node: Node) -> Iterator[tuple[Any, Any]]:
     """Yields the container and the key of each subschema."""
     for keyword in SCHEMAS_BY_NAME:
-        named = _object(node.get(keyword)) or {}
+        named = as_node(node.get(keyword)) or {}
         yield from ((named, name) for name in named)
     for keyword in (*SCHEMAS_IN_LISTS, "items"):
-        listed = _list(node.get(keyword))
+        listed = as_items(node.get(keyword))
         yield from ((listed, number) for number in range(len(listed)))
     yield from ((node, keyword) for keyword in SCHEMAS if keyword in node)
 
@@ -327,9 +315,9 @@ def _change_bounds(node: Node) -> None:
 def _allow_null(node: Node) -> None:
     """Allows null in addition to the schema's values, as `nullable` does in OpenAPI 3.0."""
     if "type" in node:
-        node["type"] = [*(_list(node["type"]) or [node["type"]]), "null"]
+        node["type"] = [*(as_items(node["type"]) or [node["type"]]), "null"]
     if "enum" in node:
-        node["enum"] = [*_list(node["enum"]), None]
+        node["enum"] = [*as_items(node["enum"]), None]
     keys = ("$ref", "allOf", "anyOf", "oneOf", "discriminator")
     combined = {key: node.pop(key) for key in keys if key in node}
     if combined:
@@ -339,7 +327,7 @@ def _allow_null(node: Node) -> None:
 def _constants_of(node: Node) -> frozenset[str] | None:
     """Returns the values that a schema enumerates, as JSON texts. Returns None if the schema does
     not enumerate its values, or one of them is a list or an object."""
-    values = [node["const"]] if "const" in node else _list(node.get("enum"))
+    values = [node["const"]] if "const" in node else as_items(node.get("enum"))
     if not values or any(type(value) not in TYPES for value in values):
         return None
     return frozenset(json.dumps(_whole(value)) for value in values)
@@ -362,17 +350,8 @@ def _are_apart(sets: Iterable[frozenset[str] | None]) -> bool:
 
 
 def _properties(node: Node) -> Node:
-    return _object(node.get("properties")) or {}
+    return as_node(node.get("properties")) or {}
 
 
 def _required(node: Node) -> list[Any]:
-    return _list(node.get("required"))
-
-
-def _object(value: Any) -> Node | None:
-    return cast(Node, value) if isinstance(value, dict) else None
-
-
-def _list(value: Any) -> list[Any]:
-    """Returns the value if it is a list, and an empty list otherwise."""
-    return cast(list[Any], value) if isinstance(value, list) else []
+    return as_items(node.get("required"))

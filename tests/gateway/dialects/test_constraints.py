@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any, Literal
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel
@@ -112,6 +114,50 @@ def test_what_cannot_be_enforced_is_dropped_and_named(
         raw = client.chat.completions.with_raw_response.create(model="tiny", messages=HI, **fields)
         assert raw.headers["loraplex-dropped"] == f"{param}.format, {param}.uniqueItems"
     assert "77" in worker.requests[-1].grammar
+
+
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+OPENED = {"structured_outputs": {"disable_additional_properties": False}}
+CLOSED = {"disable_additional_properties": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "is_closed"),
+    [
+        ("chat/completions", {"response_format": JSON_SCHEMA}, True),
+        ("completions", {"response_format": JSON_SCHEMA}, True),
+        ("chat/completions", {"response_format": {"type": "json_object", "schema": SCHEMA}}, True),
+        ("chat/completions", {"response_format": JSON_SCHEMA, **OPENED}, False),
+        ("completions", {"guided_json": SCHEMA}, False),
+        ("completions", {"guided_json": SCHEMA, "structured_outputs": CLOSED}, True),
+        ("completions", {"structured_outputs": {"json": SCHEMA}}, False),
+        ("completions", {"structured_outputs": {"json": json.dumps(SCHEMA), **CLOSED}}, True),
+        (
+            "responses",
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
+            True,
+        ),
+        (
+            "messages",
+            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            True,
+        ),
+    ],
+)
+def test_where_objects_have_only_declared_properties(
+    client: openai.OpenAI, worker: ScriptedWorker, path: str, fields: Any, is_closed: bool
+) -> None:
+    """`strict` of an answer's schema changes nothing."""
+    worker.script = say("{}")
+    body = {"model": "tiny", "messages": HI, "max_tokens": 9}
+    if path in ("completions", "responses"):
+        del body["messages"]
+        body |= {"prompt": "Hi"} if path == "completions" else {"input": "Hi"}
+    if path == "responses":
+        body["max_output_tokens"] = body.pop("max_tokens")
+    client.post(f"/{path}", body={**body, **fields}, cast_to=httpx.Response)
+    (grammar,) = json.loads(worker.requests[-1].grammar)["grammars"]
+    assert (grammar["json_schema"].get("additionalProperties") is False) is is_closed
 
 
 def test_a_format_is_an_annotation(client: openai.OpenAI, worker: ScriptedWorker) -> None:

@@ -83,6 +83,20 @@ def walk(tokenizer: LLTokenizer, held_to: AnswerRules, seed: int) -> str:
     return tokenizer.decode_bytes(tokens).decode(errors="replace")
 
 
+@pytest.mark.parametrize("tool", [{"strict": True}, {"strict": False}])
+def test_arguments_have_only_declared_properties(
+    tokenizer: LLTokenizer, tool: dict[str, bool]
+) -> None:
+    """Of strict tools, and of other tools whose call is required."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    held_to = rules("hermes", tools=[Tool(name="f", parameters=schema, **tool)])
+    call = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+    assert allows(tokenizer, held_to, call % '{"n": 1}')
+    assert not allows(tokenizer, held_to, call % '{"n": 1, "m": 1}')
+    opened = Tool(name="f", parameters=schema | {"additionalProperties": True}, **tool)
+    assert allows(tokenizer, rules("hermes", tools=[opened]), call % '{"n": 1, "m": 1}')
+
+
 @pytest.mark.parametrize("calls", HELD)
 def test_required_calls_are_read_back_and_valid(tokenizer: LLTokenizer, calls: Any) -> None:
     held_to = rules(calls)
