@@ -493,6 +493,13 @@ ALERTS = (
         "The clock of a gateway's machine is not the database's.",
     ),
     Alert(
+        "LoraplexTaskFails",
+        "warning",
+        "max by (task) (loraplex_task_failing_since_timestamp_seconds) > 0",
+        10,
+        "A background task of a gateway or admin plane fails.",
+    ),
+    Alert(
         "LoraplexCertificateEnds",
         "warning",
         "min by (certificate) (loraplex_certificate_expiry_timestamp_seconds) - time()"

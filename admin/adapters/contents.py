@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from store.database import Connection, Database
-from store.errors import DatabaseUnavailable, Overtaken
+from store.errors import ApiError, DatabaseUnavailable, Overtaken
 from store.periodic import in_background
 from store.queries import lock_catalog, sql
 
@@ -65,7 +65,7 @@ async def check_held(connection: Connection, digest: str, holder: str) -> None:
 async def _renew(database: Database, digest: str, holder: str) -> None:
     while True:
         await asyncio.sleep(RENEW_S)
-        with contextlib.suppress(DatabaseUnavailable):
+        with contextlib.suppress(ApiError):
             await _write_hold(database, "content_renew", digest, holder)
 
 

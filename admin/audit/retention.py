@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from datetime import UTC, datetime, timedelta
 
 from admin.audit.audit import prune
 from store.database import EVERYTHING, Database
-from store.errors import ApiError
-
-log = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 2000
 """Maximum rows verified and removed in a transaction, which takes 20 ms of the event loop."""
@@ -23,16 +19,10 @@ PAUSE_S = 1.0
 """Seconds between batches, in which other changes can acquire the chain's lock."""
 
 
-async def keep_audit_days(database: Database, pepper: bytes, days: int) -> None:
-    """Prunes the audit log periodically until cancelled."""
-    while True:
-        pause_s = INTERVAL_S
-        try:
-            if await prune_old(database, pepper, days) == ROWS_AT_ONCE:
-                pause_s = PAUSE_S
-        except ApiError as error:
-            log.error("pruning the audit log failed: %s", error)
-        await asyncio.sleep(pause_s)
+async def prune_all(database: Database, pepper: bytes, days: int) -> None:
+    """Prunes the audit log until no row is too old. Raises ApiError."""
+    while await prune_old(database, pepper, days) == ROWS_AT_ONCE:
+        await asyncio.sleep(PAUSE_S)
 
 
 async def prune_old(database: Database, pepper: bytes, days: int, limit: int = ROWS_AT_ONCE) -> int:

@@ -25,8 +25,8 @@ from admin.adapters.ephemeral import Retention
 from admin.adapters.retirement import Retirement, retirement_progress
 from admin.adapters.stored import StoredContent, inspect
 from admin.adapters.versions import NewVersion
+from admin.audit import retention
 from admin.audit.audit import Actor, changing
-from admin.audit.retention import keep_audit_days
 from admin.http.tenant_rates import TenantRates
 from admin.keys.lookup import KeyLookup
 from admin.models import base_choice
@@ -38,7 +38,7 @@ from admin.uploads.opened_folders import OpenedFolders
 from admin.uploads.resumable import ResumableUploads
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
 from admin.uploads.validation import Validation
-from admin.usage.usage import keep_days
+from admin.usage import usage
 from store.database import Connection, Database
 from store.errors import ApiError, DatabaseUnavailable, Invalid
 from store.key_uses import KeyUses
@@ -316,6 +316,12 @@ class AdminPlane:
         async def forget() -> None:
             await idempotency.forget(self.database)
 
+        async def keep_usage() -> None:
+            await usage.keep_days(self.database, self.config.usage_days)
+
+        async def keep_audit() -> None:
+            await retention.prune_all(self.database, self.config.pepper, self.config.audit_days)
+
         try:
             async with asyncio.TaskGroup() as tasks:
                 for what, work, interval_s in (
@@ -323,12 +329,10 @@ class AdminPlane:
                     ("nothing is pruned", self.reaper.prune, PRUNE_INTERVAL_S),
                     ("what uploads left is not removed", sweep, idle_s / 8),
                     ("answers of creates are kept", forget, idempotency.CLEANING_INTERVAL_S),
+                    ("old usage is not dropped", keep_usage, usage.UPKEEP_INTERVAL_S),
+                    ("the audit log is not pruned", keep_audit, retention.INTERVAL_S),
                 ):
                     tasks.create_task(repeat(what, work, interval_s))
                 tasks.create_task(self.key_uses.run(self.database))
-                tasks.create_task(keep_days(self.database, self.config.usage_days))
-                tasks.create_task(
-                    keep_audit_days(self.database, self.config.pepper, self.config.audit_days)
-                )
         finally:
             await self.validation.close()

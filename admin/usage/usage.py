@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -13,13 +11,9 @@ from typing import Annotated
 import msgspec
 
 from store.database import Connection, Database
-from store.errors import ApiError
 from store.queries import fetch_all, sql
 
-log = logging.getLogger(__name__)
-
 UPKEEP_INTERVAL_S = 3600.0
-RETRY_INTERVAL_S = 60.0
 
 
 DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
@@ -115,13 +109,7 @@ async def report(
 
 
 async def keep_days(database: Database, days: int) -> None:
-    """Creates the partitions of the next days and drops usage that is more than `days` days old,
-    once an hour until cancelled."""
-    while True:
-        try:
-            async with database.transaction() as connection:
-                await connection.execute(sql["usage_upkeep"], days)
-            await asyncio.sleep(UPKEEP_INTERVAL_S)
-        except ApiError as error:
-            log.warning("dropping old days of usage failed: %s", error)
-            await asyncio.sleep(RETRY_INTERVAL_S)
+    """Creates the partitions of the next days and drops usage that is more than `days` days old.
+    Raises ApiError."""
+    async with database.transaction() as connection:
+        await connection.execute(sql["usage_upkeep"], days)

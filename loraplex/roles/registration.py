@@ -15,7 +15,6 @@ from loraplex.output import tell
 from loraplex.roles.retrying import retry
 from store.database import EVERYTHING, Database
 from store.errors import ApiError
-from store.periodic import in_background
 
 LEASE_S = 15.0
 RENEWALS = 4
@@ -45,8 +44,13 @@ async def registered(
     # database once.
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
     renewal = _renew(url, worker_id, address, lease_s, is_listening)
-    async with in_background(renewal) as renewing:
+    # The caller watches the task, because it drains the worker if the task fails.
+    renewing = asyncio.create_task(renewal)
+    try:
         yield renewing
+    finally:
+        renewing.cancel()
+        await asyncio.wait([renewing])
 
 
 async def _renew(
