@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from adapters.installing import install_command
 from adapters.store.folder import LocalStore, Store
 
 S3_SCHEME = "s3://"
@@ -25,7 +26,9 @@ def open_store(
     try:
         from adapters.store.s3 import ObjectStore
     except ImportError as error:
-        raise ValueError(f"{location}: install loraplex[s3] for a store in S3") from error
+        raise ValueError(
+            f"{location}: a store in S3 needs boto3: {install_command('s3')}"
+        ) from error
     bucket, _, prefix = location.removeprefix(S3_SCHEME).partition("/")
     if not bucket:
         raise ValueError(f"{location} names no bucket")

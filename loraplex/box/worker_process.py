@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
+from adapters.installing import install_command
 from loraplex.box.children import Child, environment_of_child
 from loraplex.errors import NotInstalled
 
@@ -24,8 +25,8 @@ def check_torch() -> None:
     """Raises NotInstalled if torch is not installed. Called before anything is started."""
     if importlib.util.find_spec("torch") is None:
         raise NotInstalled(
-            "a worker needs torch: pip install 'loraplex[worker]', or 'loraplex[serve]' for"
-            " everything on one machine"
+            f"a worker needs torch: {install_command('worker')}; for everything on one machine:"
+            f" {install_command('serve')}"
         )
 
 

@@ -86,9 +86,12 @@ def add(
     settings = with_store_of_server(settings_of(flags))
     with connect(settings) as server:
         known = {each["name"]: each["digest"] for each in server.all("/admin/v1/models")}
+    notes: list[str] = []
     with progress(f"importing {name}") as report:
         formats = Formats(weight_format, table_format)
-        digest = import_model(Path(path), settings, report, formats)
+        digest = import_model(Path(path), settings, report, formats, notes.append)
+    for sentence in notes:
+        tell(f"{name}: {sentence}")
     if not replace and known.get(name, digest) != digest:
         raise ApiFailure(
             f"{name} is served with other weights ({known[name][:12]}); give another name, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from adapters.store.folder import Store
@@ -21,6 +22,7 @@ def import_model(
     *,
     weight_format: ImportFormat = "bfloat16",
     table_format: ImportFormat | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> str:
     """Imports a Hugging Face directory or a `.gguf` file and returns the digest of its folder in
     the store. table_format: format of the embedding and the output matrix. If it is None, these
@@ -37,4 +39,12 @@ def import_model(
     else:
         raise ImportRefused(f"{path} is neither a Hugging Face directory nor a .gguf file")
     formats = ImportFormats(weight_format, table_format)
-    return publish(store, lambda folder: write(path, folder, formats, store.check_room, progress))
+    notes: list[str] = []
+
+    def fill(folder: Path) -> None:
+        notes.extend(write(path, folder, formats, store.check_room, progress))
+
+    digest = publish(store, fill)
+    for sentence in notes:
+        note(sentence)
+    return digest

@@ -33,9 +33,10 @@ def write_from_gguf(
     formats: ImportFormats,
     check_room: Callable[[int], None],
     progress: ByteProgress | None,
-) -> None:
+) -> list[str]:
     """Fills the canonical folder from a GGUF file. Weights are dequantised in float32 and stored as
-    bfloat16, rounded to nearest even, unless `formats` names another format."""
+    bfloat16, rounded to nearest even, unless `formats` names another format. Returns sentences
+    about what the import does not use."""
     try:
         reader = GGUFReader(source)
     except (ValueError, IndexError) as error:
@@ -58,6 +59,7 @@ def write_from_gguf(
         (folder / "chat_template.jinja").write_text(template)
     stored = dict(_stored(tensors, name, shape, spec, formats) for name, shape in expected.items())
     write_safetensors(folder / SINGLE_FILE, stored, check_room, progress)
+    return []
 
 
 def _stored(

@@ -3,7 +3,6 @@ weights. If the checkpoint also has image or audio parts, only the language mode
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,12 +16,15 @@ from adapters.manifest import BaseModelShape
 from workers.importer.canonical import CHUNK_BYTES, ImportRefused, complete_config, write_json
 from workers.importer.canonical_layout import canonical_layout, is_canonical
 from workers.importer.file_tensors import NUMPY_TYPES, FileTensor, check_tensors, file_tensors
+from workers.importer.folder_check import POOLING, name_files, refuse_files
 from workers.importer.gguf_tensors import to_bfloat16
+from workers.importer.json_file import read_object
 from workers.importer.quantized import open_quantization
 from workers.importer.quantized.dequantized import DequantizedTensor, dequantized_tensors
 from workers.importer.quantized.source_tensors import SourceTensors
 from workers.importer.safetensors_file import StoredTensor, write_safetensors
 from workers.importer.tied_head import HEAD, are_tied, untied_if_stored, with_embedding
+from workers.importer.unused_fields import name_config_fields, name_generation_fields
 from workers.importer.weight_formats import (
     INTO,
     ImportFormats,
@@ -42,8 +44,6 @@ from workers.models.text_part import OTHER_PARTS, is_composite, text_part
 if TYPE_CHECKING:
     from workers.importer.transformers_model import ModuleTensor
 
-POOLING = "1_Pooling/config.json"
-"""File in which Sentence Transformers stores how an embedding is computed from hidden states."""
 POOLINGS = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
 """Supported pooling modes of Sentence Transformers. Maps each mode to its name in pooling.json."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -66,29 +66,35 @@ def write_from_huggingface(
     formats: ImportFormats,
     check_room: Callable[[int], None],
     progress: ByteProgress | None,
-) -> None:
+) -> list[str]:
     """Fills the canonical folder from a Hugging Face directory. Checks config, weights and
-    tokenizer before it writes the weights.
+    tokenizer before it writes the weights. Returns sentences about what the import does not use.
 
     Stores unquantised weights unchanged, unless `formats` requests int8 or int4. Dequantises
     quantised matrices, unless `formats` requests `keep` and a block format can hold them exactly.
     """
-    whole = _read_object(source / "config.json")
+    whole = read_object(source / "config.json")
+    refuse_files(source)
     config = text_part(whole)
+    notes = ["parts other than the language model are not imported"] if is_composite(whole) else []
     if config.get("model_type") in FAMILIES:
         config, tensors = _native(source, whole, formats)
+        notes += name_config_fields(text_part(whole))
     else:
         config, tensors = _of_transformers(source, whole, formats)
     _write_tokenizer(source, folder)
     write_json(folder / "config.json", config)
     if (source / "generation_config.json").is_file():
-        write_json(folder / "generation_config.json", _generation_config(source))
+        generation = _generation_config(source)
+        notes += name_generation_fields(generation)
+        write_json(folder / "generation_config.json", generation)
     if (source / POOLING).is_file():
         write_json(folder / "pooling.json", {"pooling": _pooling(source)})
     if tensors is None:
         _copy_weights(source, folder, check_room, progress)
     else:
         write_safetensors(folder / SINGLE_FILE, tensors, check_room, progress)
+    return notes + name_files(source)
 
 
 def _of_transformers(
@@ -177,7 +183,11 @@ def _write_tokenizer(source: Path, folder: Path) -> None:
         Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers raises plain Exception
         raise ImportRefused(f"tokenizer.json cannot be read: {error}") from error
-    config = _read_object(source / "tokenizer_config.json")
+    config = read_object(source / "tokenizer_config.json")
+    special = source / "special_tokens_map.json"
+    if special.is_file() and "added_tokens_decoder" not in config:
+        # transformers reads the file only if older versions wrote tokenizer_config.json.
+        config |= read_object(special)
     template = _chat_template(source, config.pop("chat_template", None))
     write_json(folder / "tokenizer_config.json", config)
     if template is not None:
@@ -196,7 +206,7 @@ def _chat_template(source: Path, embedded: Any) -> str | None:
 
 
 def _generation_config(source: Path) -> dict[str, Any]:
-    config = _read_object(source / "generation_config.json")
+    config = read_object(source / "generation_config.json")
     try:
         msgspec.convert(config, SamplingRanges)
     except msgspec.ValidationError as error:
@@ -207,7 +217,7 @@ def _generation_config(source: Path) -> dict[str, Any]:
 def _pooling(source: Path) -> str:
     """Returns the enabled pooling mode, by its name in pooling.json. Raises ImportRefused unless
     exactly one mode is enabled and this mode is supported."""
-    config = _read_object(source / POOLING)
+    config = read_object(source / POOLING)
     prefix = "pooling_mode_"
     modes = [
         name.removeprefix(prefix)
@@ -271,15 +281,3 @@ def _unchanged(
             np.dtype(np.uint8), blocks, lambda: read().blocks(format)
         )
     return name, StoredTensor(np.dtype(NUMPY_TYPES[tensor.dtype]), tensor.shape, tensor.read)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ImportRefused(f"{path.name} is missing in {path.parent}")
-    try:
-        value = json.loads(path.read_text())
-    except ValueError as error:
-        raise ImportRefused(f"{path.name}: {error}") from error
-    if not isinstance(value, dict):
-        raise ImportRefused(f"{path.name} is no JSON object")
-    return value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from adapters.installing import install_command
 from ops.base import (
     AdaptedLinear,
     ForwardBatch,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 ATTENTION = "loraplex"
 """Name under which our attention function is registered in transformers. No mask function is
 registered under this name, so that models compute no attention mask."""
-INSTALL = "pip install 'loraplex[transformers]'"
 
 
 class NotComputable(UnsupportedModel):
@@ -48,7 +48,9 @@ def library() -> Any:
         return import_module("transformers")
     except ImportError as error:
         raise UnsupportedModel(
-            "model_type", "without a native family", f"those of transformers, after {INSTALL}"
+            "model_type",
+            "without a native family",
+            f"those of transformers, after: {install_command('transformers')}",
         ) from error
 
 

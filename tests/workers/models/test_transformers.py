@@ -154,7 +154,7 @@ def test_without_transformers_the_command_is_named(
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(transformers_modules, "import_module", missing)
-    with pytest.raises(UnsupportedModel, match=r"pip install 'loraplex\[transformers\]'"):
+    with pytest.raises(UnsupportedModel, match=r"-m pip install 'transformers"):
         import_model(source, LocalStore(tmp_path / "store"))
 
 
