@@ -197,3 +197,19 @@ def test_files_that_the_pages_name_exist() -> None:
         for path in name.findall(page.read_text()):
             is_there = (ROOT / path).exists() or (ROOT / f"{path}.py").exists()
             assert is_there, f"{page.name} names {path}"
+
+
+def test_links_between_the_pages_lead_to_a_heading() -> None:
+    pages = [*ROOT.glob("docs/*/*.md"), *ROOT.glob("*.md"), *ROOT.glob("examples/**/*.md")]
+    for page in pages:
+        for link in re.findall(r"\]\((?!\w+:)([^)\s]+)\)", page.read_text()):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), f"{page.name} links to {link}"
+            assert not anchor or anchor in _anchors(target.read_text()), f"{page.name}: {link}"
+
+
+def _anchors(text: str) -> set[str]:
+    """Returns the anchors that GitHub makes for the headings of a page."""
+    headings = re.findall(r"^#+ (.+?) *$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
