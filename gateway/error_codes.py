@@ -65,6 +65,10 @@ CODES: Mapping[str, tuple[int, str]] = {
     "route_not_found": (404, "There is no such route."),
     "template_budget_exceeded": (400, "Rendering the chat template exceeds its budget."),
     "template_not_approved": (409, "No admin has approved the adapter's chat template."),
+    "text_indivisible": (
+        400,
+        "A run of more than 65,536 characters, mostly one that is repeated, cannot be tokenised.",
+    ),
     "too_many_anonymous_requests": (
         429,
         "One address sent too many requests without a key. The status is 503 if all together did.",

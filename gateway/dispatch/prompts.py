@@ -23,6 +23,7 @@ from gateway.request import Conversation, Message, Pair, Request
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.stopping import failure_function
 from gateway.text.parsers.thoughts import is_in_thought
+from gateway.text.sliced_encoder import Kept
 from gateway.text.tokenizer import ChatTokens, ModelTokenizer
 
 TAIL_TOKENS = 16
@@ -104,8 +105,9 @@ class _PromptReader:
         template = target.chat_template()
         num_chars = sum([message.num_chars for message in messages])
         tokenizer.check_chars(num_chars, self._max_model_len)
-        tokens, is_folded = await self._encode_chat(request.conversation)
-        tokens = self._shortened(tokens, has_special_tokens=bool(request.add_special_tokens))
+        has_special_tokens = bool(request.add_special_tokens)
+        kept = self._kept(has_special_tokens=has_special_tokens)
+        tokens, is_folded = await self._encode_chat(request.conversation, kept)
         check_total([len(tokens)], request.num_choices, self._max_model_len, param="n")
         form = await tokenizer.answer_form(template)
         if target.serving.tool_format is not None:
@@ -125,19 +127,15 @@ class _PromptReader:
         self._check_total([min(most, tokenizer.fewest_tokens(each.num_chars)) for each in pairs])
         for pair in pairs:
             tokenizer.check_chars(pair.num_chars, self._max_model_len)
-        documents: list[list[int]] = []
-        if cut is not None or request.max_document_tokens is not None:
-            texts = [pair.document for pair in pairs]
-            documents = await tokenizer.encode_many(
-                texts, domain=self._domain, add_special_tokens=False
-            )
         prompts: list[list[int]] = []
-        for number, pair in enumerate(pairs):
-            kept = documents[number] if documents else []
-            if request.max_document_tokens is not None and len(kept) > request.max_document_tokens:
-                kept = kept[: request.max_document_tokens]
-                pair = pair.with_document(tokenizer.text(kept))
-            tokens = await self._encode_pair(pair)
+        num_tokens = 0
+        for pair in pairs:
+            kept: list[int] = []
+            if request.max_document_tokens is not None:
+                kept, pair = await self._with_part(pair, Kept(request.max_document_tokens, "right"))
+            if cut is not None:
+                kept, pair = await self._with_part(pair, Kept(most, cut.side))
+            tokens = await self._encode_pair(pair, most + len(kept))
             while cut is not None and len(tokens) > most:
                 num_kept = len(kept) - (len(tokens) - most)
                 if num_kept < 1:
@@ -146,13 +144,25 @@ class _PromptReader:
                         f"'{cut.param}' does not allow.",
                         param=cut.param,
                     )
-                kept = kept[-num_kept:] if cut.side == "left" else kept[:num_kept]
+                kept = Kept(num_kept, cut.side).of(kept)
                 pair = pair.with_document(tokenizer.text(kept))
-                tokens = await self._encode_pair(pair)
+                tokens = await self._encode_pair(pair, most + len(kept))
             prompts.append(tokens)
+            num_tokens += len(tokens)
+            self._check_total([num_tokens])
             await asyncio.sleep(0)
-        self._check_total([len(tokens) for tokens in prompts])
         return await self._prompts(prompts, [])
+
+    async def _with_part(self, pair: Pair, kept: Kept) -> tuple[list[int], Pair]:
+        """Returns the pair with a truncated document, and the document's tokens."""
+        one_more = kept._replace(num_tokens=kept.num_tokens + 1)
+        (tokens,) = await self._tokenizer.encode_many(
+            [pair.document], domain=self._domain, add_special_tokens=False, kept=one_more
+        )
+        if len(tokens) > kept.num_tokens:
+            tokens = kept.of(tokens)
+            pair = pair.with_document(self._tokenizer.text(tokens))
+        return tokens, pair
 
     async def of_texts(self) -> list[Prompt]:
         """Returns the prompts of texts and token ids."""
@@ -165,20 +175,20 @@ class _PromptReader:
         self._check_total(fewest)
         texts = [each for each in given if isinstance(each, str)]
         tokenizer.check_chars(max(map(len, texts), default=0), self._max_model_len)
+        cut = [self._shortened(each) for each in given if not isinstance(each, str)]
+        num_given = sum(map(len, cut))
         encoded = iter(
             await tokenizer.encode_many(
                 texts,
                 domain=self._domain,
                 add_special_tokens=has_special_tokens,
                 max_tokens=self._max_tokens,
+                kept=self._kept(has_special_tokens=has_special_tokens) if texts else None,
+                check_sum=lambda num_tokens: self._check_total([num_given + num_tokens]),
             )
         )
-        prompts = [
-            self._shortened(next(encoded), has_special_tokens=has_special_tokens)
-            if isinstance(each, str)
-            else self._shortened(each)
-            for each in given
-        ]
+        ids = iter(cut)
+        prompts = [next(encoded) if isinstance(each, str) else next(ids) for each in given]
         lengths = [len(prompt) for prompt in prompts]
         self._check_total(lengths)
         for length in lengths:
@@ -186,18 +196,24 @@ class _PromptReader:
         echoed = (prompts if request.truncation else given) if request.echo else []
         return await self._prompts(prompts, echoed)
 
-    async def _encode_chat(self, conversation: Conversation) -> ChatTokens:
+    async def _encode_chat(
+        self, conversation: Conversation, kept: Kept | None = None
+    ) -> ChatTokens:
         return await self._tokenizer.encode_chat(
             conversation,
             domain=self._domain,
             template=self._target.chat_template(),
             max_tokens=self._max_tokens,
             add_special_tokens=bool(self._request.add_special_tokens),
+            kept=kept,
         )
 
-    async def _encode_pair(self, pair: Pair) -> list[int]:
+    async def _encode_pair(self, pair: Pair, max_tokens: int) -> list[int]:
+        """Returns a pair's prompt. If the request truncates prompts, returns at most `max_tokens`
+        tokens."""
         question = Conversation(pair.messages(), template_arguments=WITHOUT_THINKING)
-        return (await self._encode_chat(question)).tokens
+        kept = None if self._request.truncation is None else Kept(max_tokens, "right")
+        return (await self._encode_chat(question, kept)).tokens
 
     def _check_total(self, lengths: Sequence[int]) -> None:
         request = self._request
@@ -219,24 +235,27 @@ class _PromptReader:
             )
         return room
 
-    def _shortened(self, tokens: list[int], *, has_special_tokens: bool = False) -> list[int]:
-        """Returns the tokens of a prompt, truncated as the request asks. Keeps the special tokens
-        that the tokenizer has added around the prompt. Raises InvalidRequest if these leave no room
-        for other tokens."""
-        cut, most = self._request.truncation, self._most_tokens()
-        if cut is None or len(tokens) <= most:
-            return tokens
-        begin, end = self._tokenizer.num_added_tokens if has_special_tokens else (0, 0)
-        room = most - begin - end
+    def _kept(self, *, has_special_tokens: bool) -> Kept | None:
+        """Returns which tokens of each text are kept, in addition to the special tokens that the
+        tokenizer adds. Returns None if texts are not truncated. Raises InvalidRequest if the
+        special tokens leave no room for others."""
+        cut = self._request.truncation
+        if cut is None:
+            return None
+        num_added = self._tokenizer.num_added_tokens if has_special_tokens else 0
+        room = self._most_tokens() - num_added
         if room < 1:
             raise InvalidRequest(
-                f"'{cut.param}' must be above {begin + end}, the number of special tokens around a "
+                f"'{cut.param}' must be above {num_added}, the number of special tokens around a "
                 "prompt of this model.",
                 param=cut.param,
             )
-        inner = tokens[begin : len(tokens) - end]
-        inner = inner[-room:] if cut.side == "left" else inner[:room]
-        return [*tokens[:begin], *inner, *tokens[len(tokens) - end :]]
+        return Kept(room, cut.side)
+
+    def _shortened(self, tokens: list[int]) -> list[int]:
+        """Returns a prompt's token ids, truncated as the request asks."""
+        kept = self._kept(has_special_tokens=False)
+        return tokens if kept is None else kept.of(tokens)
 
     async def _prompts(
         self, tokenised: list[list[int]], echoed: Sequence[str | list[int]]

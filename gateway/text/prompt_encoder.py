@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from gateway.exceptions import ContextLengthExceeded
 from gateway.text.long_texts import LongTexts
+from gateway.text.sliced_encoder import Kept, SlicedEncoder
 
 MAX_CHARS = 8 << 20
 """Maximum number of characters of all cached pieces, including PIECE_CHARS for each piece. A
@@ -62,7 +63,12 @@ class PromptEncoder:
         """`template` is the model's chat template. Texts are split only at special tokens that
         occur in the template, because every text is searched for each of these tokens, and a
         vocabulary may have thousands of special tokens."""
-        self._tokenizer = tokenizer
+        self._sliced = SlicedEncoder(tokenizer)
+        ids = tokenizer.encode("no")
+        is_added = ids.special_tokens_mask
+        begin, end = is_added.index(0), is_added[::-1].index(0)
+        self.added_tokens = ids.ids[:begin], ids.ids[len(ids.ids) - end :]
+        """Special tokens that the tokenizer adds before and after a text."""
         self._ids = _parting_tokens(file, template)
         self._parts = re.compile(f"({'|'.join(map(re.escape, self._ids))})")
         self._long_texts = long_texts
@@ -78,7 +84,7 @@ class PromptEncoder:
     async def encode(self, text: str, domain: str, max_tokens: int | None = None) -> list[int]:
         """Returns the token ids of a text. The cache does not change the result. Adds no special
         tokens. A piece that only another `domain` has encoded is encoded again, so that timing does
-        not reveal other tenants' prompts. Raises ContextLengthExceeded if a piece has more than
+        not reveal other tenants' prompts. Raises ContextLengthExceeded if the text has more than
         `max_tokens` tokens."""
         if not self._ids or self._has_many_pieces(text):
             (tokens,) = await self.encode_each(
@@ -86,7 +92,7 @@ class PromptEncoder:
             )
             return tokens
         pieces = self._parts.split(text)
-        found: dict[str, Iterable[int]] = {}
+        found: dict[str, Sequence[int]] = {}
         missing: list[str] = []
         for piece in dict.fromkeys(pieces[::2]):
             known = self._known.get((domain, piece))
@@ -96,12 +102,20 @@ class PromptEncoder:
             elif piece:
                 missing.append(piece)
         if missing:
+
+            def check(num_tokens: int) -> None:
+                _check_length(num_tokens, max_tokens)
+
             encoded = await self.encode_each(
-                missing, domain, add_special_tokens=False, max_tokens=max_tokens
+                missing, domain, add_special_tokens=False, max_tokens=max_tokens, check_sum=check
             )
             for piece, ids in zip(missing, encoded, strict=True):
                 found[piece] = ids
                 self._remember((domain, piece), ids)
+        _check_length(
+            sum([len(found[piece]) for piece in pieces[::2] if piece]) + len(pieces) // 2,
+            max_tokens,
+        )
         tokens: list[int] = []
         for number, piece in enumerate(pieces):
             if number % 2:
@@ -122,23 +136,32 @@ class PromptEncoder:
         *,
         add_special_tokens: bool,
         max_tokens: int | None = None,
+        kept: Kept | None = None,
+        check_sum: Callable[[int], None] | None = None,
     ) -> list[list[int]]:
         """Encodes texts without the cache. Long texts of one `domain` are encoded one after the
-        other. Raises ContextLengthExceeded, before copying any token ids, if a text has more than
-        `max_tokens` tokens."""
+        other. `kept` tells how each text is truncated, apart from special tokens. Raises
+        ContextLengthExceeded as soon as a text has more than `max_tokens` tokens. Calls `check_sum`
+        with the number of tokens so far after each text, and stops if it raises."""
+        begin, end = self.added_tokens if add_special_tokens else ([], [])
+        num_added = len(begin) + len(end)
 
         def encode() -> list[list[int]]:
-            # `encode_batch_fast` does not compute the tokens' offsets, which are not needed.
-            encoded = self._tokenizer.encode_batch_fast(
-                texts, add_special_tokens=add_special_tokens
-            )
-            longest = max(map(len, encoded), default=0)
-            if max_tokens is not None and longest > max_tokens:
-                raise ContextLengthExceeded(
-                    f"This model's maximum context length is {max_tokens} tokens. However, your "
-                    f"text has {longest} tokens."
-                )
-            return [each.ids for each in encoded]
+            encoded: list[list[int]] = []
+            num_tokens = 0
+            for text in texts:
+                if kept is not None:
+                    inner = self._sliced.encode_part(text, kept)
+                elif max_tokens is not None:
+                    inner = self._sliced.encode(text, max(max_tokens - num_added, 0))
+                else:
+                    inner = self._sliced.encode(text)
+                num_tokens += len(inner) + num_added
+                _check_length(len(inner) + num_added, max_tokens)
+                if check_sum is not None:
+                    check_sum(num_tokens)
+                encoded.append([*begin, *inner, *end] if num_added else inner)
+            return encoded
 
         return await self._long_texts.do(domain, sum(map(len, texts)), encode)
 
@@ -151,6 +174,14 @@ class PromptEncoder:
         while self._num_chars > self._max_chars:
             (_, piece), _ = self._known.popitem(last=False)
             self._num_chars -= len(piece) + PIECE_CHARS
+
+
+def _check_length(num_tokens: int, max_tokens: int | None) -> None:
+    if max_tokens is not None and num_tokens > max_tokens:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {max_tokens} tokens. However, your text has "
+            f"{num_tokens} tokens or more."
+        )
 
 
 def _parting_tokens(file: TokenizerFile, template: str) -> dict[str, int]:

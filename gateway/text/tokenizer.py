@@ -28,6 +28,7 @@ from gateway.text.long_texts import LONG, TOKEN_CHARS, LongTexts
 from gateway.text.parsers import thoughts
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.prompt_encoder import PromptEncoder, TokenizerFile
+from gateway.text.sliced_encoder import Kept
 from gateway.text.template_budget import steps_for
 
 log = logging.getLogger(__name__)
@@ -110,13 +111,22 @@ class ModelTokenizer:
         domain: str,
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
+        kept: Kept | None = None,
+        check_sum: Callable[[int], None] | None = None,
     ) -> list[list[int]]:
         """Returns the token ids of each text. Long texts of one `domain` are encoded one after the
-        other. Raises ContextLengthExceeded if a text has more than `max_tokens` tokens. If the
-        length of a text already shows this, raises before encoding."""
+        other. If `kept` is given, returns only these tokens of each text, and the special tokens.
+        Raises ContextLengthExceeded as soon as a text has more than `max_tokens` tokens. If the
+        length of a text already shows this, raises before encoding. Calls `check_sum` with the
+        number of tokens so far after each text, and stops if it raises."""
         self.check_chars(max(map(len, texts), default=0), max_tokens)
         return await self._prompts.encode_each(
-            texts, domain, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+            texts,
+            domain,
+            add_special_tokens=add_special_tokens,
+            max_tokens=max_tokens,
+            kept=kept,
+            check_sum=check_sum,
         )
 
     async def encode_chat(
@@ -127,21 +137,27 @@ class ModelTokenizer:
         template: str | None = None,
         max_tokens: int | None = None,
         add_special_tokens: bool = False,
+        kept: Kept | None = None,
     ) -> ChatTokens:
         """Renders a conversation and returns its token ids. The tokenizer adds special tokens only
         if `add_special_tokens` is set, because chat templates usually write the special tokens
         themselves. Token ids of pieces that the same `domain` has encoded before come from a cache.
-        Raises InvalidRequest if the template refuses the conversation, and ContextLengthExceeded if
-        the length of the text shows that it has more than `max_tokens` tokens, or if one of its
-        pieces has more."""
+        If `kept` is given, returns only these tokens, and the special tokens that the tokenizer
+        adds. Raises InvalidRequest if the template refuses the conversation, and
+        ContextLengthExceeded if its text has more than `max_tokens` tokens."""
         text, is_folded = await self.render(conversation, domain=domain, template=template)
         self.check_chars(len(text), max_tokens)
-        if add_special_tokens:
+        if add_special_tokens or (kept is not None and len(text) > LONG):
             (tokens,) = await self._prompts.encode_each(
-                [text], domain, add_special_tokens=True, max_tokens=max_tokens
+                [text],
+                domain,
+                add_special_tokens=add_special_tokens,
+                max_tokens=max_tokens,
+                kept=kept,
             )
         else:
             tokens = await self._prompts.encode(text, domain, max_tokens=max_tokens)
+            tokens = tokens if kept is None else kept.of(tokens)
         return ChatTokens(tokens, is_folded)
 
     async def render(
@@ -197,12 +213,10 @@ class ModelTokenizer:
         """Returns the text of token ids, decoded on the caller's thread."""
         return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
-    @cached_property
-    def num_added_tokens(self) -> tuple[int, int]:
-        """Numbers of special tokens that the tokenizer adds before and after a text."""
-        is_added = self._tokenizer.encode("no").special_tokens_mask
-        begin = is_added.index(0)
-        return begin, is_added[::-1].index(0)
+    @property
+    def num_added_tokens(self) -> int:
+        """Number of special tokens that the tokenizer adds to a text."""
+        return sum(map(len, self._prompts.added_tokens))
 
     @cached_property
     def verdict_tokens(self) -> tuple[int, ...]:

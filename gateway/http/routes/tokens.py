@@ -23,10 +23,11 @@ from gateway.request import Conversation
 from gateway.text.tokenizer import ModelTokenizer
 
 MIN_COUNTED = 1 << 15
-"""Number of tokens that these routes accept even if the context is shorter. Far more tokens would
-take gigabytes of memory."""
+"""Minimum limit on the tokens that these routes accept. The limit is the model's context if that is
+longer, so that clients can measure texts that are too long for a short context."""
 MAX_TEXT_BYTES = 2 << 20
-"""Maximum bytes of an answer's text. If the client does not read, the text stays in memory."""
+"""Maximum bytes of the text in an answer of `/detokenize`. The whole text is in memory until the
+client has read it."""
 
 
 @post("/tokenize", guards=[requires(INFERENCE)], status_code=200)
