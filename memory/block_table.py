@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 from memory.accounts import NO_TENANT, Ask, Tenant
 from memory.kv_cache import KVCache
@@ -51,11 +51,15 @@ class BlockTable:
             held.insert(index + 1, self._duplicates[index])
         return held
 
-    def num_found(self, keys: Iterable[bytes]) -> int:
-        """Returns the number of tokens in the longest cached prefix of whole pages. Reads `keys`
-        only up to the first uncached key."""
-        cached = takewhile(self._kv.prefix_cache.__contains__, keys)
-        return sum(PAGE_TOKENS for _ in cached)
+    def num_found(self, key: Callable[[int], bytes | None], num_pages: int) -> int:
+        """Returns how many of the first `num_pages` pages are cached. key: function that returns a
+        page's key. All pages before a cached page are cached, so the search doubles the number of
+        pages, and a prompt whose first page is uncached costs one key."""
+        cache, end = self._kv.prefix_cache, 1
+        while end <= num_pages and key(end - 1) in cache:
+            end *= 2
+        pages = range(min(end - 1, num_pages))
+        return bisect_left(pages, True, lo=end // 2, key=lambda index: key(index) not in cache)
 
     def match_prefix(self, keys: Sequence[bytes], max_tokens: int) -> int:
         """Adds the longest cached prefix of whole pages. Returns the prefix's number of tokens.

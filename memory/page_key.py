@@ -59,13 +59,8 @@ class PageHasher:
         state.update(_field(b"t", array("I", tokens).tobytes()))
         return state.digest()
 
-    def extend(self, keys: list[bytes], tokens: Sequence[int]) -> None:
-        """Appends the missing keys of the full pages of `tokens`. keys[i] is the key of page i."""
-        for _ in range(len(keys), len(tokens) // PAGE_TOKENS):
-            self.append(keys, tokens)
-
-    def append(self, keys: list[bytes], tokens: Sequence[int]) -> None:
-        """Appends the key of the first full page of `tokens` that has no key in `keys` yet."""
-        start = len(keys) * PAGE_TOKENS
-        page = tokens[start : start + PAGE_TOKENS]
-        keys.append(self.key(len(keys), keys[-1] if keys else None, page))
+    def extend(self, keys: list[bytes], tokens: Sequence[int], num_pages: int) -> None:
+        """Appends the missing keys of the first `num_pages` pages. keys[i] is the key of page i."""
+        for index in range(len(keys), num_pages):
+            page = tokens[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS]
+            keys.append(self.key(index, keys[-1] if keys else None, page))

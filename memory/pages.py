@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from memory.accounts import NO_TENANT
 from memory.arena import Arena
-from memory.errors import require
+from memory.errors import IntegrityError, require
 
 
 class PagePool:
@@ -66,13 +66,15 @@ class PagePool:
 
     def retain(self, page: int) -> None:
         """Adds a reference, owned by the caller, to a used page."""
-        require(page in self._references, f"page {page} of {self.owner!r} is free")
+        if page not in self._references:
+            raise IntegrityError(f"page {page} of {self.owner!r} is free")
         self._references[page] += 1
 
     def release(self, page: int) -> int:
         """Releases one reference and returns the number left. At 0 the page is free."""
         count = self._references.get(page, 0) - 1
-        require(count >= 0, f"page {page} of {self.owner!r} is released but has no holder")
+        if count < 0:
+            raise IntegrityError(f"page {page} of {self.owner!r} is released but has no holder")
         if count:
             self._references[page] = count
         else:
@@ -149,9 +151,7 @@ class PagePool:
             f"{len(expected)} pages of {len(held)} extents",
         )
         require(min(self._references.values(), default=1) > 0, "a used page without a reference")
-        require(
-            self._accounts.keys() == self._references.keys(), "a used page is charged to no account"
-        )
+        require(self._accounts.keys() == self._references.keys(), "a used page has no account")
         for extent, free in self._free.items():
             require(len(free) < size, f"extent {extent} is empty and was not given back")
             require(extent in self._extents_with[len(free)], f"extent {extent} is filed wrongly")

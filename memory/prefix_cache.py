@@ -36,7 +36,7 @@ class PrefixCache:
     def keys(self) -> Iterable[bytes]:
         return self._by_key.keys()
 
-    def __contains__(self, key: bytes) -> bool:
+    def __contains__(self, key: bytes | None) -> bool:
         return key in self._by_key
 
     def match(self, keys: Sequence[bytes]) -> list[int]:

@@ -8,7 +8,7 @@ from memory.accounts import NO_TENANT, Tenant
 from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
 from memory.eviction.loss import Idle
 from memory.kv_cache import KVCache
-from memory.page_key import PageHasher
+from memory.page_key import PAGE_TOKENS, PageHasher
 
 
 class IdleAdapters:
@@ -68,5 +68,5 @@ def make_room(kv: KVCache, num_pages: int, tenant: Tenant = NO_TENANT) -> bool:
 def page_keys(hasher: PageHasher, tokens: Sequence[int]) -> list[bytes]:
     """Keys of all full pages of the tokens."""
     keys: list[bytes] = []
-    hasher.extend(keys, tokens)
+    hasher.extend(keys, tokens, len(tokens) // PAGE_TOKENS)
     return keys

@@ -105,7 +105,7 @@ class SharedArena(RuleBasedStateMachine):
     def _start_one(self, owner: int, tokens: list[int]) -> None:
         model = OWNERS[owner][0]
         sequence = _Sequence(self.caches[model], owner, list(tokens))
-        HASHERS[owner].extend(sequence.keys, tokens)
+        HASHERS[owner].extend(sequence.keys, tokens, len(tokens) // PAGE_TOKENS)
         num_cached = sequence.table.match_prefix(sequence.keys, len(tokens) - 1)
         assert num_cached % PAGE_TOKENS == 0 and num_cached < len(tokens)
         for index, page in enumerate(sequence.table.pages):
@@ -156,7 +156,8 @@ class SharedArena(RuleBasedStateMachine):
         num_full = end // PAGE_TOKENS
         for index in range(first, num_full):
             self.written[model, sequence.table.pages[index]] = sequence.content(index)
-        HASHERS[sequence.owner].extend(sequence.keys, sequence.tokens)
+        num_pages = len(sequence.tokens) // PAGE_TOKENS
+        HASHERS[sequence.owner].extend(sequence.keys, sequence.tokens, num_pages)
         sequence.table.commit(sequence.keys[:num_full])
 
     @precondition(lambda self: self.sequences)

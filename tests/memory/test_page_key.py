@@ -112,7 +112,7 @@ def test_keys_chain_and_extend_to_full_pages_only() -> None:
     assert len(keys) == 3
     grown = page_keys(hasher, tokens[: PAGE_TOKENS + 1])
     assert grown == keys[:1]
-    hasher.extend(grown, tokens)
+    hasher.extend(grown, tokens, len(tokens) // PAGE_TOKENS)
     assert grown == keys
     changed = [99, *tokens[1:]]
     assert not set(page_keys(hasher, changed)) & set(keys)

@@ -78,6 +78,7 @@ class FairQueue:
         tenant = self.tenant(request.service_class, request.tenant, request.weight)
         class_queue = tenant.class_queue
         sequence.place.tenant_queue = tenant
+        sequence.place.prompt_key = sequence.prompt_key()
         class_queue.tenants[request.tenant] = tenant
         if tenant.num_sequences:
             class_queue.weight -= tenant.weight
@@ -207,7 +208,7 @@ class FairQueue:
             class_queue.active[tenant.tenant] = tenant
         insort(tenant.pending, sequence, key=_turn)
         sequence.place.is_pending = True
-        if (key := _prompt_key(sequence)) is not None:
+        if (key := sequence.place.prompt_key) is not None:
             self._of_prompt.setdefault(key, {})[sequence] = None
         sequence.place.num_shared = self._num_shared(sequence)
         self._count(tenant, 1, sequence)
@@ -223,7 +224,7 @@ class FairQueue:
                 class_queue.floor = tenant.counter
             if not any(other.active for other in self.classes.values()):
                 self._floor = class_queue.counter
-        if (key := _prompt_key(sequence)) is not None:
+        if (key := sequence.place.prompt_key) is not None:
             self._forget_prompt(key, sequence)
 
     def _forget_prompt(self, key: bytes, sequence: Sequence) -> None:
@@ -246,7 +247,7 @@ class FairQueue:
         """Returns the number of the sequence's tokens that need not be computed for it, because
         they are cached or will be computed for another pending sequence with the same prompt."""
         num_found = sequence.num_found()
-        key = _prompt_key(sequence)
+        key = sequence.place.prompt_key
         is_first = key is None or next(iter(self._of_prompt[key])) is sequence
         if is_first or not sequence.may_skip_cached:
             return num_found
@@ -256,13 +257,6 @@ class FairQueue:
         load = load_of(sequence)
         tenant.waiting = tenant.waiting.changed(load, sign)
         self.waiting = self.waiting.changed(load, sign)
-
-
-def _prompt_key(sequence: Sequence) -> bytes | None:
-    """Returns the key of the last page that the sequence can share with other sequences of the same
-    prompt. Returns None if the prompt is too short for a page to be shared."""
-    num_pages = (sequence.num_prompt - 1) // PAGE_TOKENS
-    return sequence.page_keys[num_pages - 1] if num_pages else None
 
 
 def load_of(sequence: Sequence) -> Load:

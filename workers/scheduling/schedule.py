@@ -73,8 +73,8 @@ class Schedule:
     """Whether the next step can be scheduled only after all steps in flight have ended."""
     is_short: bool = False
     """Whether a waiting sequence lacks memory that is shared with other models."""
-    computing: set[bytes | None] = field(default_factory=set[bytes | None])
-    """Keys of the pages that running prompts compute next."""
+    computing: dict[bytes | None, Sequence] = field(default_factory=dict[bytes | None, Sequence])
+    """Running prompts by the key of the page that they compute next."""
 
     @property
     def num_tokens(self) -> int:

@@ -200,20 +200,21 @@ class Scheduler:
         if self.policy.is_closed and not begun:
             return
         self._admission.begin_step(self._now, [*self.running, *self.leaving])
-        schedule.computing = {sequence.next_page_key for sequence in begun}
+        schedule.computing = {s.page_key(s.block_table.num_committed): s for s in begun}
         for sequence in self.policy.in_turn():
             if not sequence.is_waiting:
-                self._continue(sequence, schedule)
+                self._continue(sequence, schedule, self.policy.room(sequence))
             elif (blocked := self._admit(sequence, schedule)) is not None:
                 self.policy.block(sequence, blocked.reason)
                 if blocked.failure is not None:
                     self._fail(sequence, blocked.failure, schedule)
 
-    def _continue(self, sequence: Sequence, schedule: Schedule) -> None:
-        """Schedules the next chunk of a started prompt."""
-        if sequence.num_computed >= len(sequence.tokens):
-            return  # the rest of the prompt is in flight
-        room = self.policy.room(sequence)
+    def _continue(self, sequence: Sequence, schedule: Schedule, room: int) -> None:
+        """Schedules the next chunk of a started prompt, at most `room` tokens, unless the step has
+        a chunk of it already or the rest of the prompt is in flight."""
+        is_scheduled = any(item.sequence is sequence for item in schedule.items)
+        if is_scheduled or sequence.num_computed >= len(sequence.tokens):
+            return
         if not room:
             self.policy.block(sequence, BlockReason.BUDGET)
             return
@@ -280,11 +281,14 @@ class Scheduler:
         rest of all started prompts, so that no prompt stops half way."""
         table = sequence.block_table
         if sequence.may_skip_cached:
-            num_matchable = len(sequence.tokens) - 1
-            sequence.num_computed = table.match_prefix(sequence.page_keys, num_matchable)
-            key = sequence.next_page_key
-            if key is not None and key in schedule.computing:
+            sequence.num_computed = num_found = sequence.num_found()
+            key = sequence.page_key(num_found // PAGE_TOKENS)
+            if key is not None and (begun := schedule.computing.get(key)) is not None:
+                # The prompt that computes the page gets this sequence's turn. Otherwise a sequence
+                # would wait for the turns of a tenant or class with a smaller share.
+                self._continue(begun, schedule, self.policy.room(sequence))
                 return Blocked(BlockReason.PREFIX)
+            table.match_prefix(sequence.page_keys(num_found // PAGE_TOKENS), num_found)
         num_own, num_beside = _num_missing(sequence), 0
         for begun in self.running:
             if begun.place.is_pending and begun.request.tenant == sequence.request.tenant:
@@ -343,7 +347,7 @@ class Scheduler:
         self.policy.start(sequence)
         self._admission.remove_waiting(sequence)
         self.intake.on_start(sequence)
-        schedule.computing.add(sequence.next_page_key)
+        schedule.computing[sequence.page_key(sequence.block_table.num_committed)] = sequence
         schedule.items.append(ScheduledSequence(sequence, num_tokens))
         self.policy.charge_prefill(sequence, num_tokens)
 
@@ -359,7 +363,7 @@ class Scheduler:
         self.policy.charge_generated(sequence, item.end + max(num_new - 1, 0))
         num_full = num_computed // PAGE_TOKENS
         if num_full > sequence.block_table.num_committed:
-            sequence.block_table.commit(sequence.page_keys[:num_full])
+            sequence.block_table.commit(sequence.page_keys(num_full))
         if sequence.place.is_pending and num_computed == len(sequence.tokens):
             self.policy.leave(sequence)
 

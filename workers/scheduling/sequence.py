@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from enum import Enum
 
 from adapters.pool.source import AdapterLease
@@ -171,30 +170,28 @@ class Sequence:
         timeout_s = self.request.timeout_s
         return math.inf if timeout_s is None else self.times.arrival_s + timeout_s
 
-    @property
-    def page_keys(self) -> list[bytes]:
-        """Keys of all full pages of `tokens`, computed or not."""
-        self._hasher.extend(self._page_keys, self.tokens)
-        return self._page_keys
+    def page_keys(self, num_pages: int) -> list[bytes]:
+        """Returns the keys of the first `num_pages` full pages of `tokens`, computed or not."""
+        self._hasher.extend(self._page_keys, self.tokens, num_pages)
+        return self._page_keys[:num_pages]
+
+    def page_key(self, index: int) -> bytes | None:
+        """Returns the key of full page `index` of `tokens`, or None if there is no such page."""
+        if index >= len(self.tokens) // PAGE_TOKENS:
+            return None
+        self._hasher.extend(self._page_keys, self.tokens, index + 1)
+        return self._page_keys[index]
+
+    def prompt_key(self) -> bytes | None:
+        """Returns one hash of the pages of the prompt that can be shared, or None if none can."""
+        num_pages = (self.num_prompt - 1) // PAGE_TOKENS
+        tokens = self.tokens[: num_pages * PAGE_TOKENS]
+        return self._hasher.key(num_pages - 1, None, tokens) if num_pages else None
 
     def num_found(self) -> int:
         """Returns the number of tokens that need not be computed, because they are cached now."""
-        return self.block_table.num_found(self._keys_to_find())
-
-    def _keys_to_find(self) -> Iterator[bytes]:
-        """Yields the keys of the pages that need not be computed if they are cached. Each key is
-        computed when it is requested, so a prompt whose first page is uncached costs one key."""
         num_pages = (len(self.tokens) - 1) // PAGE_TOKENS if self.may_skip_cached else 0
-        for index in range(num_pages):
-            if index == len(self._page_keys):
-                self._hasher.append(self._page_keys, self.tokens)
-            yield self._page_keys[index]
-
-    @property
-    def next_page_key(self) -> bytes | None:
-        """Key of the first full page that is not in the prefix cache, or None if all are cached."""
-        index = self.block_table.num_committed
-        return self.page_keys[index] if index < len(self.page_keys) else None
+        return self.block_table.num_found(self.page_key, num_pages) * PAGE_TOKENS
 
     def traced(self, now: float) -> SequenceTimes | None:
         """Returns the times of the sequence's stages until `now` if its request is traced, else

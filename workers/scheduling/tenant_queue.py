@@ -127,6 +127,8 @@ class Place(Generic[Item]):
     num_charged: int = 0
     """Number of tokens, from the first one, that were charged. They are not charged again if they
     are recomputed after a preemption."""
+    prompt_key: bytes | None = None
+    """Key of the prompt (see `Sequence.prompt_key`), set when the sequence is queued."""
     num_shared: int | None = None
     """Number of tokens that were in the prefix cache when the sequence was last queued, or that are
     computed for an earlier pending sequence. None until the cache is searched."""

@@ -106,7 +106,7 @@ def page_keys(
         block_table=cast("Any", None),
         layout="layout",
     )
-    return sequence.page_keys
+    return sequence.page_keys(len(tokens) // PAGE_TOKENS)
 
 
 def make_call(

@@ -4,15 +4,19 @@ cached or that another one computes first."""
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections import Counter
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
 from memory.page_key import PAGE_TOKENS, PageHasher
+from memory.pages import PagePool
+from memory.prefix_cache import PrefixCache
 from tests.workers.counting import Market
 from tests.workers.scheduling.test_fairness import ask
 from workers.execution.speed import measure_speed
+from workers.policies.queue_limits import QueueBounds
 from workers.process.warm_up import warm_up
 from workers.wire.protocol import Generate, ServiceClass
 
@@ -147,3 +151,104 @@ def test_a_refused_prompt_that_is_not_cached_costs_one_key(
     market.offer(refused)
     assert refused.id in market.failed
     assert num_keys == 1
+
+
+class Beside(NamedTuple):
+    """A prompt that is being computed while a request with the same prompt comes."""
+
+    service_class: ServiceClass
+    tenant: str = "t"
+    priority: int = 0
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        Beside(ServiceClass.BATCH),
+        Beside(ServiceClass.STANDARD),
+        Beside(ServiceClass.INTERACTIVE),
+        Beside(ServiceClass.BATCH, "heavy"),
+    ],
+)
+@pytest.mark.parametrize("num_begun", [0, 1000])
+def test_a_shared_prompt_is_computed_no_later_than_an_own_one(
+    begun: Beside, num_begun: int
+) -> None:
+    """Tenants that all have the prompt in their cache domain, beside a backlog of others. With the
+    class of the begun prompt, the request would wait for that class's small share."""
+
+    def wait_s(*, is_shared: bool) -> float:
+        rng = random.Random(7)
+        market = Market(
+            num_pages=12_000,
+            max_num_seqs=64,
+            max_batched_tokens=256,
+            bounds=QueueBounds(max_wait_s=1e9),
+        )
+        first = msgspec.structs.replace(prompt(rng), cache_domain="shared")
+        fields = dict(begun._asdict())
+        market.offer(msgspec.structs.replace(prompt(rng) if not is_shared else first, **fields))
+        while market.engine.scheduler.running[:1] == [] or (
+            market.engine.scheduler.running[0].num_computed < num_begun
+        ):
+            market.step()
+        for _ in range(30):
+            market.offer(ask(rng, "u", 2000, 4, service_class=ServiceClass.INTERACTIVE))
+            market.offer(ask(rng, "heavy", 2000, 4, service_class=ServiceClass.INTERACTIVE))
+        (late,) = choices(rng, first, 1, ending=20)
+        late = msgspec.structs.replace(late, cache_domain="shared")
+        market.offer(late)
+        while late.id not in market.first_s:
+            market.step()
+        assert not market.failed
+        return market.first_s[late.id] - market.arrived_s[late.id]
+
+    assert wait_s(is_shared=True) <= 1.1 * wait_s(is_shared=False) + 0.5
+
+
+def test_waiting_for_a_shared_prompt_touches_few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 choices wait for a prompt of 250 pages, of which more and more are cached."""
+    rng = random.Random(8)
+    market, first = fresh_market(), prompt(rng)
+    market.offer(first)
+    market.step()
+    for request in choices(rng, first, 63, ending=1):
+        market.offer(request)
+    counts: Counter[str] = Counter()
+    for owner, name in ((PagePool, "retain"), (PrefixCache, "__contains__"), (PageHasher, "key")):
+        call = getattr(owner, name)
+
+        def counted(*arguments: Any, call: Any = call, name: str = name) -> Any:
+            counts[name] += 1
+            return call(*arguments)
+
+        monkeypatch.setattr(owner, name, counted)
+    num_steps = 0
+    while len(market.engine.scheduler.running) == 1:
+        market.step()
+        num_steps += 1
+    assert num_steps >= 7
+    num_started = len(market.engine.scheduler.running) - 1
+    num_pages = NUM_TOKENS // PAGE_TOKENS
+    assert counts["retain"] <= num_pages * (num_started + 1)
+    assert counts["__contains__"] <= num_steps * 63 * 2 * num_pages.bit_length()
+    assert counts["key"] <= 2 * num_pages * 64
+    finish(market)
+    assert not market.failed
+
+
+@pytest.mark.parametrize("num_tokens", [600, NUM_TOKENS])
+def test_a_queued_prompt_costs_few_keys(monkeypatch: pytest.MonkeyPatch, num_tokens: int) -> None:
+    """Whatever its length: one of the whole prompt, one of its first page."""
+    market, request = fresh_market(), prompt(random.Random(9), num_tokens)
+    num_keys = 0
+    key = PageHasher.key
+
+    def counted(*arguments: Any) -> bytes:
+        nonlocal num_keys
+        num_keys += 1
+        return key(*arguments)
+
+    monkeypatch.setattr(PageHasher, "key", counted)
+    market.offer(request)
+    assert num_keys == 2

@@ -55,7 +55,7 @@ def test_a_prompt_has_the_keys_that_the_worker_gives_it(
     prefix = Prefix(
         tokens, model="m", domain=domain, adapter=adapter, activation=activation, salt=salt
     )
-    theirs = [key[:KEY_BYTES] for key in sequence(request).page_keys]
+    theirs = [key[:KEY_BYTES] for key in sequence(request).page_keys(len(tokens) // PAGE_TOKENS)]
     assert list(prefix.keys(LAYOUT)) == theirs == list(prefix.keys(LAYOUT))
     assert not set(theirs) & set(prefix.keys("another layout"))
 
@@ -126,7 +126,7 @@ def test_the_cache_s_journal_is_the_cache() -> None:
     kv = kv_cache()
     index = PrefixIndex()
     prefix = Prefix(list(range(40)), model="m", domain="d")
-    keys = sequence(Generate(1, "r", "m", list(range(40)), PARAMS, "d")).page_keys
+    keys = sequence(Generate(1, "r", "m", list(range(40)), PARAMS, "d")).page_keys(2)
 
     def tell() -> int:
         changes = kv.prefix_cache.journal.take()
