@@ -15,6 +15,7 @@ from typing import Any
 
 from adapters.format.signature import sign
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
+from admin.adapters.chat_template import check_template
 from admin.adapters.serving_data import check_names, parse_serving
 from loraplex.adapter_folder import check_folder
 from loraplex.api import Api
@@ -98,7 +99,9 @@ def _check(api: Api, fields: dict[str, Any]) -> None:
     try:
         check_names(name, model, fields.get("alias"))
         for field in ("serving", "folder_serving"):
-            parse_serving(json.dumps(fields.get(field, {})), field)
+            serving = parse_serving(json.dumps(fields.get(field, {})), field)
+            if serving.chat_template is not None:
+                check_template(serving.chat_template, field)
     except Invalid as error:
         raise ApiFailure(str(error)) from None
     api.get("/admin/v1/uploads/rejected", tenant=fields.get("tenant"))

@@ -1,15 +1,10 @@
-"""Checks the serving data of an upload. A chat template is parsed but never rendered."""
+"""Checks the serving data of an upload."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import jinja2
 import msgspec
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from admin.schemas import AliasName, EntityName
 from store.database import FORMS
@@ -26,19 +21,6 @@ class _GivenDefaults(
 
 class _Given(ServingData, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     defaults: _GivenDefaults = _GivenDefaults()
-
-
-class _Generation(Extension):
-    """Extension that parses `{% generation %}`, which transformers adds to Jinja."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-_SYNTAX = ImmutableSandboxedEnvironment(extensions=[loopcontrols, _Generation])
 
 
 def check_names(name: str | None, model: str | None, alias: str | None) -> None:
@@ -62,7 +44,8 @@ def _check_form(field: str, given: str | None, kind: Any, form: str) -> None:
 
 def parse_serving(written: str | msgspec.Raw, field: str = "serving") -> ServingData:
     """Parses the serving data of an upload, a JSON object. `field` is the name of the upload's
-    field, for error messages. Takes up to 0.1 s, so call it in a thread. Raises Invalid."""
+    field, for error messages. Does not parse the chat template (see `chat_template`). Raises
+    Invalid."""
     try:
         text = written if isinstance(written, str) else bytes(written).decode()
         if not text:
@@ -71,22 +54,4 @@ def parse_serving(written: str | msgspec.Raw, field: str = "serving") -> Serving
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"{field}: {error}", "serving_invalid", field) from None
     check_json(text.encode(), field)
-    if serving.chat_template is not None:
-        _check_template(serving.chat_template, field)
     return serving
-
-
-def _check_template(text: str, field: str) -> None:
-    try:
-        _SYNTAX.parse(text)
-    except jinja2.TemplateSyntaxError as error:
-        reason = f"line {error.lineno}: {error.message}"
-    except RecursionError:
-        reason = "nested too deeply"
-    else:
-        return
-    raise Invalid(
-        f"the chat template is not valid Jinja, {reason}",
-        "template_syntax",
-        f"{field}.chat_template",
-    )

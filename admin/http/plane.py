@@ -37,7 +37,7 @@ from admin.uploads.archive import StagingFolder
 from admin.uploads.opened_folders import OpenedFolders
 from admin.uploads.resumable import ResumableUploads
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
-from admin.uploads.validation import Validation
+from admin.uploads.validation import NONE, Validation
 from admin.usage import usage
 from store.database import Connection, Database
 from store.errors import ApiError, DatabaseUnavailable, Invalid
@@ -160,12 +160,14 @@ class AdminPlane:
         staged: Path,
         archive: Path | None,
         actor: Actor,
+        chat_templates: Mapping[str, str] = NONE,
     ) -> tuple[AdapterManifest, BaseModel]:
         """Validates the staged files of the adapter `name`, after unpacking `archive` if it is
-        given. Chooses among `bases` the base model that the adapter is for. Raises Invalid,
-        TooLarge, OSError, and AdapterRejected after recording the rejection."""
+        given, and the chat templates, which are texts by the name of the field that has them.
+        Chooses among `bases` the base model that the adapter is for. Raises Invalid, TooLarge,
+        OSError, and AdapterRejected after recording the rejection."""
         try:
-            return await self._choose(tenant, bases, staged, archive)
+            return await self._choose(tenant, bases, staged, archive, chat_templates)
         except AdapterRejected as rejected:
             async with self.database.transaction(actor.sees) as connection:
                 error = rejected.to_dict()
@@ -173,13 +175,18 @@ class AdminPlane:
             raise
 
     async def _choose(
-        self, tenant: Tenant, bases: list[BaseModel], staged: Path, archive: Path | None
+        self,
+        tenant: Tenant,
+        bases: list[BaseModel],
+        staged: Path,
+        archive: Path | None,
+        chat_templates: Mapping[str, str],
     ) -> tuple[AdapterManifest, BaseModel]:
         if archive is not None:
             self.store.check_room(archive.stat().st_size)
         manifest, digests = None, set[str]()
         try:
-            manifest = await self._validate(tenant, bases, staged, archive)
+            manifest = await self._validate(tenant, bases, staged, archive, chat_templates)
             digests = {manifest.base_digest}
         except AdapterRejected as rejected:
             if rejected.code != base_choice.AMBIGUOUS:
@@ -196,11 +203,16 @@ class AdminPlane:
         return manifest, base
 
     async def _validate(
-        self, tenant: Tenant, bases: list[BaseModel], staged: Path, archive: Path | None
+        self,
+        tenant: Tenant,
+        bases: list[BaseModel],
+        staged: Path,
+        archive: Path | None,
+        chat_templates: Mapping[str, str] = NONE,
     ) -> AdapterManifest:
         shapes = list({base.digest: base.shape for base in bases}.values())
         return await self.validation.validate(
-            tenant.id, staged, shapes, archive, self.store.min_free_bytes
+            tenant.id, staged, shapes, archive, self.store.min_free_bytes, chat_templates
         )
 
     async def inspect(

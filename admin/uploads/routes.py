@@ -154,7 +154,11 @@ async def _make(
 ) -> Response[VersionView]:
     plane = request.plane
     tenant, bases, serving, found = await _check(request, given)
-    manifest, base = await plane.validate(tenant, given.name, bases, staged, archive, request.actor)
+    templates = {"serving": serving.chat_template, "folder_serving": found.chat_template}
+    given_templates = {field: text for field, text in templates.items() if text is not None}
+    manifest, base = await plane.validate(
+        tenant, given.name, bases, staged, archive, request.actor, given_templates
+    )
     serving = await plane.add_found(serving, found, base)
     new = shown(
         NewVersion,

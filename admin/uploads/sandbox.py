@@ -1,5 +1,5 @@
-"""Unpacks and validates untrusted uploads in a sandboxed process: `python -m
-admin.uploads.sandbox`."""
+"""Unpacks and validates untrusted uploads, and parses their chat templates, in a sandboxed process:
+`python -m admin.uploads.sandbox`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from adapters.format.patterns import CPU_S
 from adapters.format.validator import AdapterFiles, Limits, Validated, validate_and_list
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import check_free_space
+from admin.adapters.chat_template import check_template
 from admin.uploads.archive import StagingFolder, extract
 from sandbox.server import serve
 from store.errors import Invalid
@@ -36,6 +37,8 @@ class Upload(msgspec.Struct, frozen=True):
     """Maximum bytes of the packed image in bfloat16."""
     min_free_bytes: int
     """Bytes of the disk that unpacking must leave free."""
+    chat_templates: dict[str, str] = {}
+    """Texts of chat templates, by the name of the upload's field that has them."""
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
@@ -44,7 +47,7 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Refusal of an archive that cannot be read or is larger than allowed."""
+    """Refusal of a chat template, or of an archive that is too large or cannot be read."""
 
     is_too_large: bool
     message: str
@@ -68,6 +71,8 @@ def main() -> None:
 def _validate(upload: Upload) -> Outcome:
     folder = Path(upload.folder)
     try:
+        for field, template in upload.chat_templates.items():
+            check_template(template, field)
         if upload.archive is not None:
             check_room = partial(check_free_space, folder, upload.min_free_bytes)
             extract(Path(upload.archive), StagingFolder(folder, upload.max_bytes, check_room))

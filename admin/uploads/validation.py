@@ -4,8 +4,10 @@ time for each tenant."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import assert_never
 from weakref import WeakValueDictionary
 
@@ -30,6 +32,7 @@ HINTS = {
     "crashed": "Validating it ended without a result.",
 }
 
+NONE: Mapping[str, str] = MappingProxyType({})
 _decoder = msgspec.json.Decoder(Outcome)
 
 
@@ -62,14 +65,16 @@ class Validation:
         bases: list[BaseModelShape],
         archive: Path | None = None,
         min_free_bytes: int = 0,
+        chat_templates: Mapping[str, str] = NONE,
     ) -> AdapterManifest:
         """Validates the files in `folder`, and writes the list of modules there. If `archive` is
-        given, unpacks it into `folder` first, but leaves `min_free_bytes` of the disk free.
+        given, unpacks it into `folder` first, but leaves `min_free_bytes` of the disk free. First
+        parses the `chat_templates`, which are texts by the name of the field that has them.
 
         Raises AdapterRejected, with the code adapter.validation.memory or
         adapter.validation.timeout if the process reached a limit, and adapter.validation.crashed if
-        the process crashed. Raises Invalid or TooLarge for an archive that cannot be read, and
-        OSError for failures of the disk.
+        the process crashed. Raises Invalid for a chat template that is not valid, Invalid or
+        TooLarge for an archive that cannot be read, and OSError for failures of the disk.
         """
         upload = Upload(
             folder=str(folder),
@@ -79,6 +84,7 @@ class Validation:
             max_bytes=self._max_bytes,
             max_image_bytes=self._max_image_bytes,
             min_free_bytes=min_free_bytes,
+            chat_templates=dict(chat_templates),
         )
         turn = self._tenants.setdefault(tenant_id, asyncio.Lock())
         async with turn, self._slots:

@@ -176,7 +176,7 @@ class CompiledTemplates:
         self._compiling: OrderedDict[str, asyncio.Task[ChatTemplate]] = OrderedDict()
 
     async def get(self, source: str) -> ChatTemplate:
-        """Returns the compiled template. Raises InvalidRequest if its syntax is invalid."""
+        """Returns the compiled template. Raises InvalidRequest if it does not compile."""
         task = self._compiling.get(source)
         if task is None:
             task = asyncio.create_task(
@@ -188,7 +188,7 @@ class CompiledTemplates:
         self._compiling.move_to_end(source)
         try:
             return task.result() if task.done() else await asyncio.shield(task)
-        except (jinja2.TemplateSyntaxError, SyntaxError, RecursionError) as error:
+        except Exception as error:  # Jinja and Python's compiler raise many kinds
             raise InvalidRequest(
                 f"The model's chat template is not valid: {error}", param="model"
             ) from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import jinja2
 import pytest
 
 from adapters.store.folder import LocalStore
@@ -213,6 +214,9 @@ async def test_an_admins_upload_approves_only_when_told_to(plane: Plane, base: s
         ({"chat_template": "a\n{% for %}"}, "template_syntax", "line 2"),
         ({"chat_template": "{{ messages"}, "template_syntax", "line 1"),
         ({"chat_template": "{{" + "(" * 30000}, "template_syntax", "nested too deeply"),
+        ({"chat_template": "{% if a %}" * 5000}, "template_syntax", "nested too deeply"),
+        ({"chat_template": "{{ " + "9" * 5000 + " }}"}, "template_syntax", "digits"),
+        ({"chat_template": "{{ '\\x' }}"}, "template_syntax", "escape"),
     ],
 )
 async def test_serving_data_that_cannot_be_is_refused(
@@ -224,6 +228,23 @@ async def test_serving_data_that_cannot_be_is_refused(
     assert words in str(refused["message"])
     assert plane.files() == set()
     assert (await acme.get("adapters")).json()["data"] == []
+
+
+async def test_a_template_is_parsed_once_and_beside_the_plane(
+    plane: Plane, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Parsing this one takes half a second, in which other tenants would wait."""
+
+    def parse(*_: Any) -> None:
+        raise AssertionError("a template was parsed in this process")
+
+    monkeypatch.setattr(jinja2.Environment, "parse", parse)
+    acme = await plane.tenant("acme")
+    slow = "{{ [" + "1," * 32_000 + "] }}"
+    created = await push(acme, tmp_path / "a", {"chat_template": slow})
+    assert created.status_code == 201, created.text
+    refused = problem(await push(acme, tmp_path / "b", {"chat_template": slow[:-3]}), 400)
+    assert refused["code"] == "template_syntax"
 
 
 async def test_proofs_and_faults_are_shown_with_their_version(

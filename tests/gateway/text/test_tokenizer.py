@@ -124,8 +124,11 @@ async def test_what_a_template_may_not_do(tmp_path: Path, template: str) -> None
         "{% break %}",
         "{% for a in [1] %}" * 22 + "x" + "{% endfor %}" * 22,
         "{{ " + "+".join(["1"] * 1500) + " }}",
+        "{{ " + "9" * 5000 + " }}",
+        "{{ 1" + "0" * 30 + " }}",
+        "{{ '\\N{no such character}' }}",
     ],
-    ids=["a break outside of loops", "too many loops", "too deep"],
+    ids=["a break outside of loops", "too many loops", "too deep", "digits", "bits", "escape"],
 )
 async def test_a_template_that_does_not_compile_is_refused(template: str) -> None:
     with pytest.raises(InvalidRequest, match="not valid"):
