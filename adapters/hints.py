@@ -59,6 +59,11 @@ _HINTS = {
         " wraps another."
     ),
     "adapter.tensor.dtype": "Save the factors as float32, float16 or bfloat16.",
+    "adapter.tensor.empty": (
+        "The tensor has no numbers, as when one process of a sharded training (DeepSpeed ZeRO-3,"
+        " FSDP) saves its own part: gather before saving, with trainer.save_model and"
+        " stage3_gather_16bit_weights_on_model_save (ZeRO-3) or a full state dict (FSDP)."
+    ),
     "adapter.tensor.missing": "Save the whole adapter: every target needs its lora_A and lora_B.",
     "adapter.tensor.name": "Use peft's own names of tensors, as save_pretrained writes them.",
     "adapter.tensor.none": "The file is empty: save after training, from the model with adapters.",
@@ -77,7 +82,10 @@ _HINTS = {
         "The file has tensors of several adapters: save each into a folder of its own with"
         " save_pretrained(folder, selected_adapters=[name])."
     ),
-    "adapter.tensor.shape": "Use peft's LoRA for linear layers: its factors have two dimensions.",
+    "adapter.tensor.shape": (
+        "Use peft's LoRA for linear layers: its factors have two dimensions. If a sharded training"
+        " (DeepSpeed ZeRO-3, FSDP) wrote the file, gather before saving."
+    ),
     "adapter.tensor.two_namings": (
         "The two tensors name the model's modules in different ways, so which values are meant"
         " cannot be known: save once, with save_pretrained."
@@ -106,7 +114,9 @@ _HINTS = {
         "Train with use_dora=False. A DoRA update has full rank: it can be merged into a base model"
         " of its own (merge_and_unload), not converted to LoRA."
     ),
-    "adapter.unsupported.experts": "Leave the experts' layers out of target_modules.",
+    "adapter.unsupported.experts": (
+        "Leave the experts' layers out of target_modules and target_parameters."
+    ),
     "adapter.unsupported.fan_in_fan_out": "Train with fan_in_fan_out=False, for linear layers.",
     "adapter.unsupported.full_checkpoint": (
         "The file has the weights of a whole model and no LoRA factors: register it as a base model"
@@ -142,6 +152,10 @@ _HINTS = {
         "The adapter was trained on a model that had an adapter already: merge the first one"
         " (merge_and_unload) and train on that, or continue training the first one."
     ),
+    "adapter.unsupported.norm": (
+        "The file has weights of norms, which were trained in addition to the factors: train the"
+        " factors alone."
+    ),
     "adapter.unsupported.olora": _INITIALISATION,
     "adapter.unsupported.peft_type": (
         "Train with LoraConfig: other methods, such as prefix tuning (PREFIX_TUNING) and prompt"
@@ -158,7 +172,9 @@ _HINTS = {
         "The saved weight has another number of rows than the base model's vocabulary: train"
         " without resize_token_embeddings, with tokens that the base model has."
     ),
-    "adapter.unsupported.target_parameters": "Name linear layers in target_modules instead.",
+    "adapter.unsupported.target_parameters": (
+        "The file has factors of a parameter: name linear layers in target_modules instead."
+    ),
     "adapter.unsupported.task_type": "Train with task_type='CAUSAL_LM' or 'FEATURE_EXTRACTION'.",
     "adapter.unsupported.auto_mapping": (
         "'auto_mapping' names the class of the base that was trained: 'base_model_class' must be a "
@@ -172,7 +188,6 @@ _HINTS = {
         "Only the text model is served: leave the image encoder and its projector out of"
         " target_modules (finetune_vision_layers=False in Unsloth)."
     ),
-    "adapter.unsupported.weight_tying": "Train with ensure_weight_tying=False.",
 }
 
 

@@ -5,6 +5,7 @@ The tensor names decide which modules an adapter changes, and the config must ag
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -107,8 +108,12 @@ class AdapterTensors:
         bound: list[BoundModule] = []
         for path in self._adapted_paths():
             a_name = names.modules[path]["A"]
+            if config.has_parameter(path):
+                got = list(config.target_parameters or ())
+                raise AdapterRejected("adapter.unsupported.target_parameters", a_name, got)
             if not targets(path):
-                raise AdapterRejected("adapter.tensor.not_targeted", a_name, path)
+                hint = self._explain_not_targeted(config)
+                raise AdapterRejected("adapter.tensor.not_targeted", a_name, path, hint=hint)
             rank = config.rank(path, matcher)
             scale = config.scale(path, rank, matcher)
             bound += self._bind_factors(path, rank, dict.fromkeys(self._sites_of(path), scale))
@@ -123,7 +128,11 @@ class AdapterTensors:
             for path in self._sites
             if path not in names.modules and path not in names.tables and targets(path)
         ]
-        warnings = (*_explain_missing(missing, config), *map(_explain_copy, self.copies()))
+        warnings = (
+            *_explain_missing(missing, config),
+            *_explain_parameters(config),
+            *map(_explain_copy, self.copies()),
+        )
         return BoundAdapter(self._base, modules, rows, warnings, invocation_tokens)
 
     def bind_listed(self, modules: Sequence[ListedModule]) -> tuple[BoundModule, ...]:
@@ -153,7 +162,10 @@ class AdapterTensors:
         if base.linears and (weights := names.tables | names.tokens):
             name = next(iter(weights.values()))
             raise AdapterRejected("adapter.unsupported.replaced_weights", name)
-        saved = self._find_weights(names.tables, config.saved_modules)
+        saved_modules = config.saved_modules
+        if saved_modules and self._are_tied(config):
+            saved_modules = {*OUTER}
+        saved = self._find_weights(names.tables, saved_modules)
         tokens = config.trained_tokens
         if base.tie_word_embeddings and "embed_tokens" in tokens:
             tokens = {"lm_head": tokens["embed_tokens"]} | tokens
@@ -187,7 +199,27 @@ class AdapterTensors:
 
     def _is_targeted(self, config: LoRAConfig, matcher: PatternMatcher, path: str) -> bool:
         layer = self._sites[path][0]
-        return config.targets(path, None if layer == self._base.num_layers else layer, matcher)
+        if layer < self._base.num_layers:
+            return config.targets(path, layer, matcher)
+        paths = [path]
+        if self._are_tied(config) and not self._base.linears:
+            paths = [outer for outer, (at, _) in self._sites.items() if at == layer]
+        return any(config.targets(each, None, matcher) for each in paths)
+
+    def _are_tied(self, config: LoRAConfig) -> bool:
+        """Returns whether the embedding and the output matrix are changed together."""
+        return bool(config.ensure_weight_tying) and self._base.tie_word_embeddings
+
+    def _explain_not_targeted(self, config: LoRAConfig) -> str:
+        """Returns a hint for a file that has factors only of modules of the base, of which the
+        configuration names only a part. Tinker writes such files: it trains the output matrix, and
+        `all-linear` does not name it."""
+        modules = sorted({path.rpartition(".")[2] for path in self._adapted_paths()})
+        return (
+            "adapter_config.json excludes this module: upload the two files of one run. If the"
+            " factors of all modules in the file were trained together (Tinker trains lm_head under"
+            f' all-linear), write "target_modules": {json.dumps(modules)} into adapter_config.json.'
+        )
 
     def _sites_of(self, path: str) -> list[tuple[int, int]]:
         """Returns (layer, index) for each projection of the module. The index is the projection's
@@ -396,6 +428,17 @@ def _explain_missing(missing: list[str], config: LoRAConfig) -> tuple[str, ...]:
     if config.init_lora_weights not in ZERO_INITS:
         raise AdapterRejected("adapter.tensor.missing", missing[0], None, "lora_A and lora_B")
     return (f"{len(missing)} targeted modules have no tensors and stay as in the base",)
+
+
+def _explain_parameters(config: LoRAConfig) -> tuple[str, ...]:
+    """Returns a warning about `target_parameters`, of which the file has no factors."""
+    names = config.target_parameters or ()
+    if not names:
+        return ()
+    if config.init_lora_weights not in ZERO_INITS:
+        raise AdapterRejected("adapter.tensor.missing", names[0], None, "lora_A and lora_B")
+    shown = ", ".join(name[:64] for name in names[:8])
+    return (f"no factors of target_parameters are in the file ({shown}): they stay as in the base",)
 
 
 def _explain_copy(copy: BaseCopy) -> str:

@@ -27,7 +27,6 @@ MAX_INVOCATION_TOKENS = 1024
 REFUSED = {
     "use_dora": "dora",
     "lora_bias": "lora_bias",
-    "target_parameters": "target_parameters",
     "layer_replication": "layer_replication",
     "fan_in_fan_out": "fan_in_fan_out",
     "megatron_config": "megatron",
@@ -40,7 +39,6 @@ REFUSED = {
     "kasa_config": "kasa",
     "velora_config": "velora",
     "monteclora_config": "monteclora",
-    "ensure_weight_tying": "weight_tying",
 }
 """Config keys of unsupported features that change the computation, each with the last part of its
 error code. A feature is off if the value of its key is null, false, {} or []."""
@@ -90,6 +88,14 @@ class LoRAConfig(msgspec.Struct, frozen=True):
     alora_invocation_tokens: tuple[int, ...] | None = None
     modules_to_save: tuple[str, ...] | None = None
     trainable_token_indices: tuple[int, ...] | dict[str, tuple[int, ...]] | None = None
+    target_parameters: tuple[str, ...] | None = None
+    ensure_weight_tying: bool | None = None
+    """Whether changes of a tied embedding are also changes of the output matrix, and vice versa."""
+
+    def has_parameter(self, module: str) -> bool:
+        """Returns whether the module's factors belong to a parameter in `target_parameters`."""
+        owners = [name.rpartition(".")[0] for name in self.target_parameters or ()]
+        return any(module == owner or module.endswith(f".{owner}") for owner in owners)
 
     @property
     def saved_modules(self) -> set[str]:

@@ -48,7 +48,10 @@ def read_header(file: BinaryIO, file_bytes: int) -> TensorHeader:
     adapter.unsupported.* (a pickle or GGUF file).
     """
     prefix = file.read(8)
-    if prefix.startswith(PICKLE_MAGICS):
+    length = int.from_bytes(prefix, "little")
+    # The length of a header may begin with the bytes of a pickle, but a pickle never begins with
+    # the length of a header.
+    if prefix.startswith(PICKLE_MAGICS) and length > MAX_HEADER_BYTES:
         raise AdapterRejected(
             "adapter.unsupported.pickle",
             "adapter_model.safetensors",
@@ -63,7 +66,6 @@ def read_header(file: BinaryIO, file_bytes: int) -> TensorHeader:
         )
     if len(prefix) < 8:
         raise AdapterRejected("adapter.file.truncated", "adapter_model.safetensors", file_bytes)
-    length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
         raise AdapterRejected("adapter.header.too_large", "header", length, MAX_HEADER_BYTES)
     if 8 + length > file_bytes:
@@ -95,6 +97,10 @@ def _parse_entry(name: str, value: object) -> TensorEntry:
         raise AdapterRejected("adapter.tensor.dtype", name, entry.dtype, list(ITEM_BYTES))
     if len(entry.shape) > 8 or any(not 0 <= size < 1 << 32 for size in entry.shape):
         raise AdapterRejected("adapter.tensor.shape", name, entry.shape)
+    if 0 in entry.shape:
+        raise AdapterRejected(
+            "adapter.tensor.empty", name, list(entry.shape), "at least one number"
+        )
     begin, end = entry.data_offsets
     expected = math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
     if begin < 0 or end - begin != expected:

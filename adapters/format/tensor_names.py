@@ -30,29 +30,29 @@ DOUBLED = ((PREFIX, ""), ("model.model.", "model."))
 """
 
 UNSUPPORTED = (
-    ("lora_unet_", "kohya"),
-    ("lora_te", "kohya"),
-    (".lora_down.", "kohya"),
-    (".lora_up.", "kohya"),
-    (".lora_a", "mlx"),
-    (".lora_b", "mlx"),
-    ("base_layer.lora_", "nested_adapter"),
-    ("base_layer.", "base_weights"),
-    ("lora_magnitude_vector", "dora"),
-    ("lora_B.bias", "lora_bias"),
-    ("lora_A.bias", "lora_bias"),
-    ("lora_diag", "kasa"),
-    ("prompt_embeddings", "prompt_tuning"),
-    ("trainable_tokens", "trainable_tokens"),
-    ("modules_to_save", "modules_to_save"),
-    ("vision_tower.", "vision"),
-    ("multi_modal_projector.", "vision"),
-    ("visual.", "vision"),
-    (".experts.", "experts"),
-    (".bias", "bias"),
+    (r"^lora_unet_|^lora_te|\.lora_(down|up)\.", "kohya"),
+    (r"\.lora_[ab]$", "mlx"),
+    (r"\.lora_magnitude_vector(\.|$)", "dora"),
+    (r"\.lora_[AB](\.[^.]+)?\.bias$", "lora_bias"),
+    (r"\.lora_diag(\.|$)", "kasa"),
+    (r"\.base_layer\.", "base_weights"),
+    (r"^prompt_embeddings$", "prompt_tuning"),
+    (r"\.trainable_tokens_", "trainable_tokens"),
+    (r"\.modules_to_save\.", "modules_to_save"),
+    (r"(norm|\.norm\d|\.ln_\w+)\.weight$", "norm"),
+    (r"\.bias$", "bias"),
 )
-"""Parts of tensor names that identify unsupported features and formats, each with the last part of
-its error code. The first listed part that a name contains decides, whatever the config says."""
+"""Patterns of the names of tensors that are no factors, each with the last part of its error code.
+The first pattern that matches decides, whatever the config says."""
+UNSUPPORTED_MODULES = {
+    "base_layer": "nested_adapter",
+    "vision_tower": "vision",
+    "multi_modal_projector": "vision",
+    "visual": "vision",
+    "experts": "experts",
+}
+"""Parts of the paths of modules that an adapter cannot change, with the last part of the error
+code."""
 
 _NAME = re.compile(
     r"base_model\.model\.(?P<path>.+)\.lora_(?P<factor>[AB])(?:\.(?P<adapter>[^.]+))?\.weight",
@@ -142,11 +142,15 @@ def read_names(names: Iterable[str]) -> TensorNames:
 
 def _parse(name: str) -> tuple[str, Factor, str | None]:
     """Returns (module path, factor, adapter name or None) for a tensor name."""
-    for part, feature in UNSUPPORTED:
-        if part in name:
-            raise AdapterRejected(f"adapter.unsupported.{feature}", name)
     plain = _unwrap(name)
     match = _EMBEDDING.fullmatch(plain) or _NAME.fullmatch(plain)
+    # The last part of a factor's name may be the name of an adapter, which may be any word.
+    for part in (plain if match is None else match["path"]).split("."):
+        if part in UNSUPPORTED_MODULES and (match or part != "base_layer"):
+            raise AdapterRejected(f"adapter.unsupported.{UNSUPPORTED_MODULES[part]}", name)
+    for pattern, feature in UNSUPPORTED if match is None else ():
+        if re.search(pattern, plain):
+            raise AdapterRejected(f"adapter.unsupported.{feature}", name)
     is_embedding = match is not None and match["path"].rpartition(".")[2] == "embed_tokens"
     if match is None or is_embedding != (match.re is _EMBEDDING):
         expected = [f"{PREFIX}...lora_{factor}.weight" for factor in "AB"]

@@ -270,7 +270,14 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     ),
     "a token twice": ({"trainable_token_indices": [3, 1, 3]}, "adapter.config.token_indices"),
     "tokens as text": ({"trainable_token_indices": ["<x>"]}, "adapter.config.invalid"),
-    "parameters": ({"target_parameters": ["x"]}, "adapter.unsupported.target_parameters"),
+    "parameters of adapted modules": (
+        {"target_parameters": ["self_attn.q_proj.weight"]},
+        "adapter.unsupported.target_parameters",
+    ),
+    "parameters that do not begin at zero": (
+        {"target_parameters": ["experts.down_proj"], "init_lora_weights": "orthogonal"},
+        "adapter.tensor.missing",
+    ),
     "replication": ({"layer_replication": [[0, 2]]}, "adapter.unsupported.layer_replication"),
     "fan_in_fan_out": ({"fan_in_fan_out": True}, "adapter.unsupported.fan_in_fan_out"),
     "megatron": ({"megatron_config": {"a": 1}}, "adapter.unsupported.megatron"),

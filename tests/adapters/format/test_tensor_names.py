@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from peft import LoraConfig, PeftType
 
 from adapters.errors import AdapterRejected
+from adapters.format.configuration import HARMLESS, KNOWN, REFUSED, parse_config
 from tests.adapters.files import (
     BASE,
     CONFIG,
@@ -66,6 +70,12 @@ RENAMED: dict[str, tuple[str, str, str]] = {
         r"\1.\2_proj.weight",
         "adapter.unsupported.full_checkpoint",
     ),
+    "image encoder of Qwen": (
+        r"model\.layers\.(\d)",
+        r"visual.blocks.\1",
+        "adapter.unsupported.vision",
+    ),
+    "experts": (r"self_attn", "mlp.experts.3", "adapter.unsupported.experts"),
     "image encoder": (
         r"model\.layers\.(\d)",
         r"model.vision_tower.vision_model.encoder.layers.\1",
@@ -80,6 +90,16 @@ ADDED: dict[str, tuple[str, str]] = {
         "adapter.unsupported.base_weights",
     ),
     "bias of the base": (f"{PREFIX}{Q0}.base_layer.bias", "adapter.unsupported.base_weights"),
+    "norm": (f"{PREFIX}model.layers.0.input_layernorm.weight", "adapter.unsupported.norm"),
+    "norm of q": (f"{PREFIX}model.layers.0.self_attn.q_norm.weight", "adapter.unsupported.norm"),
+    "final norm": (f"{PREFIX}model.norm.weight", "adapter.unsupported.norm"),
+    "norm of GPT-2": (f"{PREFIX}transformer.h.0.ln_1.weight", "adapter.unsupported.norm"),
+    "bias of a module": (f"{PREFIX}{Q0}.bias", "adapter.unsupported.bias"),
+    "bias of a factor": (f"{PREFIX}{Q0}.lora_B.bias", "adapter.unsupported.lora_bias"),
+    "bias of a named factor": (
+        f"{PREFIX}{Q0}.lora_B.default.bias",
+        "adapter.unsupported.lora_bias",
+    ),
     "prompt tuning": ("prompt_embeddings", "adapter.unsupported.prompt_tuning"),
     "second adapter": (
         f"{PREFIX}model.layers.1.self_attn.q_proj.lora_A.other.weight",
@@ -117,6 +137,71 @@ def test_other_tensors_are_refused_for_what_they_are(kind: str, tmp_path: Path) 
     name, code = ADDED[kind]
     tensors = {key: each for key, each in factors().items() if key != name.replace(".other", "")}
     assert refuse(tmp_path, tensors | {name: np.zeros((4, 64), np.float32)}).code == code
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        *("lora_adapter", "lora_b", "bias_v2", "bias", "visual", "experts", "base_layer", "dora"),
+        *("vision_tower", "modules_to_save", "lora_magnitude_vector", "norm", "mlx", "module"),
+    ],
+)
+def test_an_adapter_may_have_any_name(adapter: str, tmp_path: Path) -> None:
+    tensors = {name.replace(".weight", f".{adapter}.weight"): e for name, e in factors().items()}
+    manifest = validate(write(tmp_path, CONFIG, encode(*entries(tensors))), BASE)
+    assert manifest.projections == ("q_proj", "v_proj")
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 64), (4, 0)])
+def test_a_tensor_without_numbers_is_a_part_of_a_sharded_training(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    error = refuse(tmp_path, factors() | {A0: np.zeros(shape, np.float32)})
+    assert (error.code, error.field, error.got) == ("adapter.tensor.empty", A0, str([*shape]))
+    assert "gather before saving" in error.hint
+
+
+def test_factors_that_the_configuration_does_not_name_have_the_way_out(tmp_path: Path) -> None:
+    """Tinker trains the output matrix and writes `all-linear`."""
+    head = {
+        f"{PREFIX}lm_head.lora_A.weight": np.ones((4, 64), np.float32),
+        f"{PREFIX}lm_head.lora_B.weight": np.ones((320, 4), np.float32),
+    }
+    config = CONFIG | {"target_modules": "all-linear"}
+    with pytest.raises(AdapterRejected) as caught:
+        validate(write(tmp_path, config, encode(*entries(factors() | head))), BASE)
+    assert caught.value.code == "adapter.tensor.not_targeted"
+    named = re.search(r'"target_modules": (\[.*?\])', caught.value.hint)
+    assert named is not None
+    config |= {"target_modules": json.loads(named[1])}
+    manifest = validate(write(tmp_path, config, encode(*entries(factors() | head))), BASE)
+    assert manifest.projections == ("q_proj", "v_proj", "lm_head")
+
+
+@pytest.mark.parametrize("names", [["mlp.experts.down_proj"], ["gate.weight", "up_proj.weight"]])
+def test_parameters_without_factors_are_named(names: list[str], tmp_path: Path) -> None:
+    config = CONFIG | {"target_parameters": names}
+    manifest = validate(write(tmp_path, config, encode(*entries(factors()))), BASE)
+    (warning,) = manifest.warnings
+    assert all(name in warning for name in names)
+
+
+@pytest.mark.parametrize("length", [0x280, 0x380, 0x480, 0x580])
+def test_the_length_of_a_header_may_look_like_a_pickle(length: int, tmp_path: Path) -> None:
+    header, data = entries(factors(layers=(0,), projections=("q_proj",)))
+    text = json.dumps(header).encode().ljust(length)
+    content = len(text).to_bytes(8, "little") + text + data
+    validate(write(tmp_path, CONFIG | {"target_modules": ["q_proj"]}, content), BASE)
+
+
+def test_every_field_of_peft_is_used_refused_or_without_effect() -> None:
+    assert {field.name for field in dataclasses.fields(LoraConfig)} <= {
+        *(*KNOWN, *REFUSED, *HARMLESS, "bias"),
+    }
+    for kind in PeftType:
+        if kind is not PeftType.LORA:
+            with pytest.raises(AdapterRejected, match="peft_type"):
+                parse_config(json.dumps(CONFIG | {"peft_type": kind.value}).encode())
 
 
 def test_a_doubled_prefix_is_shown_with_the_single_one(tmp_path: Path) -> None:

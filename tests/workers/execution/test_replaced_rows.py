@@ -31,7 +31,11 @@ ADAPTERS = {
     },
     "both": {"modules_to_save": ["model.embed_tokens", "lm_head"]},
     "factors": {"targets": ["down_proj", "embed_tokens", "lm_head"]},
+    "tied tokens": {"trainable_token_indices": [*range(20, 90)], "ensure_weight_tying": True},
+    "tied embedding": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    "tied factors": {"targets": ["v_proj", "embed_tokens"], "ensure_weight_tying": True},
 }
+pytestmark = pytest.mark.filterwarnings("ignore:.*ensure_weight_tying")
 LABELS = (3, 200, 17)
 
 

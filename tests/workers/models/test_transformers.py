@@ -166,7 +166,7 @@ def test_lora_on_fused_experts_is_refused_by_name(tmp_path: Path) -> None:
     )
     with pytest.raises(AdapterRejected) as refused:
         validate(AdapterFiles.in_folder(adapter), plan.shape)
-    assert refused.value.code == "adapter.unsupported.target_parameters"
+    assert refused.value.code == "adapter.unsupported.experts"
 
 
 def test_heads_of_several_sizes_share_a_page(tmp_path: Path) -> None:
