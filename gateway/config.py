@@ -56,5 +56,3 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Origins of web pages that may send requests from a browser, or `*` for all."""
     ping_interval_s: float = 15.0
     """Seconds without an event after which a stream sends a ping."""
-    slow_client_s: float = 30.0
-    """Seconds without reading after which a client is disconnected."""

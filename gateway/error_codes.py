@@ -78,6 +78,10 @@ CODES: Mapping[str, tuple[int, str]] = {
         "The bodies of all requests together fill the memory that is reserved for them.",
     ),
     "too_many_refusals": (429, "Too many of the tenant's requests were refused recently."),
+    "too_many_unread": (
+        503,
+        "Clients have not read too many bytes of answers yet. Read them, or ask for smaller ones.",
+    ),
     "unsupported_constraint": (
         400,
         "The schema, expression or grammar cannot be enforced exactly.",

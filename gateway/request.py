@@ -238,6 +238,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Number of leading dimensions kept of each vector, for kind `embed`. None keeps all."""
     dimensions_param: str = "dimensions"
     """Name of the body field that sets `dimensions`. Error messages name it."""
+    num_vector_forms: int = 1
+    """Number of forms in which the answer has each vector."""
     prompts_param: str = "prompt"
     """Name of the body field that contains the prompts. Error messages name it."""
     echo: bool = False
@@ -285,6 +287,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     logprob_token_ids: tuple[int, ...] = ()
     """Ids of the tokens that are shown with each token instead of the most likely ones, if
     `num_logprobs` is set."""
+    returns_token_ids: bool = False
+    """Whether the answer has the ids of the prompts' tokens and of the generated tokens."""
     scores_texts: bool = False
     """Whether each piece of the answer's text is returned with the log-probabilities of its tokens.
     A stream repeats the log-probabilities at its end."""

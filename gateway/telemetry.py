@@ -197,12 +197,19 @@ class Standing(NamedTuple):
 
 
 _standing: Callable[[], Standing] | None = None
+_unread_answers: Callable[[], int] | None = None
 
 
 def show(standing: Callable[[], Standing]) -> None:
     """Sets the function from which the gauges read the state of the process's gateway."""
     global _standing
     _standing = standing
+
+
+def show_unread_answers(num_bytes: Callable[[], int]) -> None:
+    """Sets the function from which a gauge reads the bytes of answers that are not read yet."""
+    global _unread_answers
+    _unread_answers = num_bytes
 
 
 def _observe(
@@ -274,4 +281,17 @@ _meter.create_observable_counter(
     [partial(_observe, lambda s: [Observation(n, {"kind": k}) for k, n in s.moves.items()])],
     description="Sequences moved to another worker (`kind` retried or resumed), or refused as the"
     " cause of lost workers (poisonous).",
+)
+
+
+def _observe_unread(_: CallbackOptions) -> Iterator[Observation]:
+    if _unread_answers is not None:
+        yield Observation(_unread_answers())
+
+
+_meter.create_observable_gauge(
+    "loraplex_unread_answer_bytes",
+    [_observe_unread],
+    "By",
+    "Bytes of answers that clients have not read yet, and bytes reserved for whole answers.",
 )

@@ -4,7 +4,9 @@ tokenised or its request is answered. The server counts the bytes, and the plane
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
+
+from web.byte_budget import ByteBudget, Excess
 
 HELD_BODY = "held_body"
 """Key in the state of an ASGI scope for the request's `HeldBody`."""
@@ -22,36 +24,16 @@ MAX_UNREAD_BYTES = 16 << 20
 """Maximum bytes of a body that are received after its request was answered. Clients send up to 10
 MiB before they read a 413."""
 
-Excess = Literal["tenant", "all"]
 
+class BodyBudget(ByteBudget):
+    """Bytes of request bodies. Bodies whose owner is not known yet have a limit of their own."""
 
-class BodyBudget:
     def __init__(self, max_bytes: int = ALL, grace_s: float = GRACE_S) -> None:
         """`grace_s` is the number of seconds that a body of any size may take. Each
         `MIN_BYTES_PER_S` bytes add 1 s."""
-        self.max_bytes = max_bytes
+        super().__init__(max_bytes, TENANT_PART)
         self.grace_s = grace_s
-        self.max_tenant_bytes = max_bytes // TENANT_PART
-        self.num_bytes = 0
-        """Bytes of all bodies that have an owner."""
         self.num_unowned_bytes = 0
-        self._by_owner: dict[str, int] = {}
-
-    def owned_by(self, owner: str) -> int:
-        return self._by_owner.get(owner, 0)
-
-    def add(self, owner: str | None, num_bytes: int) -> None:
-        """Charges bytes to a tenant. A negative number releases bytes. `owner` is a tenant's id or
-        `admin`, or None while the request's key is not known."""
-        if owner is None:
-            self.num_unowned_bytes += num_bytes
-            return
-        self.num_bytes += num_bytes
-        left = self._by_owner.get(owner, 0) + num_bytes
-        if left:
-            self._by_owner[owner] = left
-        else:
-            self._by_owner.pop(owner, None)
 
     @property
     def is_full_of_unowned(self) -> bool:
@@ -64,15 +46,16 @@ class HeldBody:
     __slots__ = (
         "_budget",
         "_num_unread",
-        "_owner",
         "num_bytes",
         "num_read",
         "on_unread",
+        "owner",
     )
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
-        self._owner: str | None = None
+        self.owner: str | None = None
+        """Id of the tenant, or `admin`. None while the request's key is not known."""
         self._num_unread = 0
         self.num_bytes = 0
         self.num_read = 0
@@ -93,7 +76,7 @@ class HeldBody:
         """Charges the body to an owner."""
         num_bytes = self.num_bytes
         self.release()
-        self._owner = owner
+        self.owner = owner
         self._hold(num_bytes)
 
     def throw_away(self, num_bytes: int) -> bool:
@@ -110,24 +93,20 @@ class HeldBody:
         return began + self._budget.grace_s + num_bytes / MIN_BYTES_PER_S
 
     @property
-    def has_owner(self) -> bool:
-        return self._owner is not None
-
-    @property
     def excess(self) -> Excess | None:
         """Exceeded limit: `tenant` (one tenant's) or `all`. None if neither is exceeded."""
         return self.excess_with(0)
 
     def excess_with(self, num_more: int) -> Excess | None:
         """Returns the limit that `num_more` further bytes of this body would exceed, or None."""
-        budget, owner = self._budget, self._owner
-        if owner is not None and budget.owned_by(owner) + num_more > budget.max_tenant_bytes:
-            return "tenant"
-        return "all" if budget.num_bytes + num_more > budget.max_bytes else None
+        return self._budget.excess_with(self.owner, num_more)
 
     def _hold(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
-        self._budget.add(self._owner, num_bytes)
+        if self.owner is None:
+            self._budget.num_unowned_bytes += num_bytes
+        else:
+            self._budget.add(self.owner, num_bytes)
 
 
 def held_body(scope: Mapping[str, Any]) -> HeldBody:

@@ -10,10 +10,12 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from store.errors import ApiError, Invalid
 from web.ambiguity import find_ambiguous_header, find_ambiguous_path
 from web.anonymous import AnonymousLimit
+from web.body_budget import held_body
 from web.client_address import client_address
 from web.error_answers import ErrorAnswer
 from web.errors import Overloaded, TooMany
-from web.headers import add_request_headers
+from web.headers import ON_ANSWER, add_request_headers
+from web.held_answer import HELD_ANSWER, AnswerBudget, HeldAnswer
 from web.refusals import Refusals
 
 PUBLIC = ("/docs", "/schema", "/version")
@@ -27,6 +29,11 @@ UNTIL_THE_END = ("/livez", "/metrics")
 JSON = [(b"content-type", b"application/json")]
 NOT_READY = b'{"status":"unavailable","reason":"draining"}'
 NOT_SERVED = (404, 405)
+CONNECTION = "connection"
+"""Key in a request's state for its connection."""
+IS_PREFLIGHT = "is_preflight"
+"""Key in a request's state that is set if the request is a preflight request of an allowed
+origin."""
 NO_LIMIT_LEFT = "too_many_anonymous_requests"
 
 
@@ -40,13 +47,20 @@ class Draining:
 class Edge:
     """Middleware around one ASGI application."""
 
-    def __init__(self, app: ASGIApp, refusals: Refusals, draining: Draining) -> None:
+    def __init__(
+        self, app: ASGIApp, refusals: Refusals, draining: Draining, answers: AnswerBudget
+    ) -> None:
         self.num_open = 0
         """Number of requests that the application has not answered yet."""
         self._app = app
         self._refusals = refusals
         self._draining = draining
-        self._limit = AnonymousLimit()
+        self._answers = answers
+        self._pages = AnonymousLimit()
+        """Limit of requests for public pages."""
+        self._refused = AnonymousLimit()
+        """Limit of refused requests without a key. It is not the limit of pages, so that neither
+        kind of request uses up the other's."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,34 +75,39 @@ class Edge:
                 self.num_open -= 1
 
     async def _answer(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        state = scope["state"]
+        state[HELD_ANSWER] = answer = HeldAnswer(self._answers, held_body(scope))
         is_replaced = False
 
         async def watched(message: Message) -> None:
-            """Records refusals. Replaces a 404 or 405 with a refusal if a client without a key has
-            exceeded the rate limits."""
+            """Records refusals. Replaces an answer that exceeds a limit with a refusal."""
             nonlocal is_replaced
-            if message["type"] == "http.response.start" and message["status"] >= 400:
-                is_counted = "user" in scope or scope["method"] == "OPTIONS"
-                if message["status"] in NOT_SERVED and not is_counted:
-                    refusal = self._refusal_of(scope)
-                    if refusal is not None:
-                        is_replaced = True
-                        await self._refuse(refusal, scope, receive, send)
-                        return
-                if path not in PROBES:
+            if message["type"] == "http.response.start":
+                refusal = self._refusal_of(scope, message["status"])
+                if refusal is None and message["status"] < 400:
+                    refusal = answer.refusal_of(message)
+                if refusal is not None:
+                    is_replaced = True
+                    # The request was charged for its answer, and is not charged for the refusal.
+                    state.pop(ON_ANSWER, None)
+                    await self._refuse(refusal, scope, receive, send)
+                elif message["status"] >= 400 and path not in PROBES:
                     self._refusals.note_answer(scope, message["status"])
             if not is_replaced:
-                await send(message)
+                await answer.send(message, send, state[CONNECTION])
 
-        error = _check(scope)
+        error: ApiError | None = _check(scope)
         path = scope["path"]
-        is_question = scope["method"] == "OPTIONS"
-        if error is None and (is_question or path == "/" or path.startswith(PUBLIC)):
-            error = self._refusal_of(scope)
-        if error is not None:
-            await self._refuse(error, scope, receive, send)
-        else:
-            await self._app(scope, receive, watched)
+        is_page = path == "/" or path.startswith(PUBLIC)
+        if error is None and is_page and scope["method"] != "OPTIONS":
+            error = _refusal_by(self._pages, scope)
+        try:
+            if error is not None:
+                await self._refuse(error, scope, receive, send)
+            else:
+                await self._app(scope, receive, watched)
+        finally:
+            answer.end()
 
     async def _refuse_draining(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         if scope["path"] in READINESS:
@@ -98,17 +117,14 @@ class Edge:
             error = Overloaded("The server is being stopped. Try again.", code="draining")
             await self._refuse(error, scope, receive, send)
 
-    def _refusal_of(self, scope: Scope) -> ApiError | None:
-        """Takes a token from the rate limits of requests without a key. Returns the refusal if a
-        limit is exhausted."""
-        match self._limit.take(client_address(scope), time.monotonic()):
-            case "address":
-                message = "Too many requests without an API key from this address."
-                return TooMany(message, code=NO_LIMIT_LEFT)
-            case "all":
-                return Overloaded("Too many requests without an API key.", code=NO_LIMIT_LEFT)
-            case _:
-                return None
+    def _refusal_of(self, scope: HTTPScope, status: int) -> ApiError | None:
+        """Returns the refusal if a client without a key asked for a route that is not served, or
+        sent OPTIONS, and has exceeded the rate limits. An allowed preflight request takes no token,
+        because a page's requests would otherwise fail when others use up the limits."""
+        is_question = scope["method"] == "OPTIONS" and IS_PREFLIGHT not in scope["state"]
+        if "user" in scope or not (is_question or status in NOT_SERVED):
+            return None
+        return _refusal_by(self._refused, scope)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         answer = ErrorAnswer(error, scope)
@@ -119,6 +135,19 @@ class Edge:
 
         await answer(scope, receive, numbered)
         self._refusals.note_answer(scope, answer.status)
+
+
+def _refusal_by(limit: AnonymousLimit, scope: HTTPScope) -> ApiError | None:
+    """Takes a token from a limit of requests without a key. Returns the refusal if it is
+    exhausted."""
+    match limit.take(client_address(scope), time.monotonic()):
+        case "address":
+            message = "Too many requests without an API key from this address."
+            return TooMany(message, code=NO_LIMIT_LEFT)
+        case "all":
+            return Overloaded("Too many requests without an API key.", code=NO_LIMIT_LEFT)
+        case _:
+            return None
 
 
 def _check(scope: HTTPScope) -> Invalid | None:

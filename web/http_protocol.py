@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import Any, cast
 
+import httptools
 import uvicorn
 from litestar.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -13,7 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from web.body_budget import HELD_BODY, BodyBudget, HeldBody
 from web.client_address import canonical
 from web.connections import Connections
-from web.edge import Draining, Edge
+from web.edge import CONNECTION, Draining, Edge
+from web.held_answer import SLOW_CLIENT_S, AnswerBudget
 from web.refusals import Refusals
 
 KEEP_ALIVE_S = 75
@@ -33,8 +35,9 @@ HEAD_PIECE_BYTES = 16 << 10
 head that begins within a piece may exceed the maximum by less than one piece."""
 FRAMING_PER_BYTE = 8
 """Bytes that may be received for each byte of chunked content, enough for chunks of one byte."""
-
-_CONNECTION_LOST = "connection_lost"
+_OFFER = (b"upgrade", b"http2-settings")
+"""Headers and connection options of a client that offers to use another protocol (RFC 7540, 3.2).
+"""
 
 
 class Config(uvicorn.Config):
@@ -46,25 +49,28 @@ class Config(uvicorn.Config):
         *,
         connections: Connections,
         bodies: BodyBudget,
+        answers: AnswerBudget,
         refusals: Refusals,
         draining: Draining,
         head_s: float = HEAD_S,
+        slow_client_s: float = SLOW_CLIENT_S,
         **options: Any,
     ) -> None:
-        self.edge = Edge(app, refusals, draining)
+        self.edge = Edge(app, refusals, draining, answers)
         super().__init__(self.edge, **options)
         self.draining = draining
         self.connections = connections
         self.bodies = bodies
         self.refusals = refusals
         self.head_s = head_s
+        self.slow_client_s = slow_client_s
 
 
 def connection_lost(scope: Scope) -> asyncio.Future[None]:
     """Returns a future that is done when the connection of a request is lost. Unlike a wait for the
     protocol's disconnect message, awaiting this future needs no task."""
     state: dict[str, Any] = scope["state"]
-    return state[_CONNECTION_LOST]
+    return state[CONNECTION].lost
 
 
 class _HeadWithBody:
@@ -79,11 +85,11 @@ class _HeadWithBody:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         if self._head:
             head, self._head = self._head, b""
             self._transport.writelines((head, data))
-        elif data.startswith(b"HTTP/1.1 "):
+        elif bytes(data[:9]) == b"HTTP/1.1 ":
             self._head = data
             self._loop.call_soon(self._send_head)
         else:
@@ -100,6 +106,19 @@ class _HeadWithBody:
             self._transport.write(head)
 
 
+def _head_without_offer(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Returns the head of an HTTP/1.1 request without its offer to use another protocol. `headers`
+    have names in lower case."""
+    lines = [b"%s %s HTTP/1.1" % (method, url)]
+    for name, value in headers:
+        if name == b"connection":
+            options = [each.strip() for each in value.split(b",")]
+            value = b", ".join([each for each in options if each.lower() not in _OFFER])
+        if name not in _OFFER:
+            lines.append(b"%s: %s" % (name, value))
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
 class HttpProtocol(HttpToolsProtocol):
     """HTTP connection with a timeout for each wait of the server for the client."""
 
@@ -107,14 +126,19 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         held = _HeadWithBody(cast(asyncio.Transport, transport))
+        # The writer is paused from the first byte that the socket does not take until the last.
+        held.set_write_buffer_limits(high=1, low=0)
         super().connection_made(cast(asyncio.Transport, held))
-        self._lost: asyncio.Future[None] = self.loop.create_future()
-        self.app_state = {**self.app_state, _CONNECTION_LOST: self._lost}
+        self.lost: asyncio.Future[None] = self.loop.create_future()
+        """Future that is done when the connection is lost."""
+        self.app_state = {**self.app_state, CONNECTION: self}
         self._bodies: deque[HeldBody] = deque()
         """Bodies of the unanswered requests, in the order of the requests."""
         self._answered: HeldBody
         """Body of the request that was answered last."""
         self._is_in_head = False
+        self._offers_upgrade = False
+        """Whether the head that has just been parsed offers another protocol."""
         self._head_bytes = 0
         self._framing_bytes = 0
         """Bytes received after the head, minus `FRAMING_PER_BYTE` for each byte of content."""
@@ -128,6 +152,20 @@ class HttpProtocol(HttpToolsProtocol):
         """Closes the connection at once, without an answer."""
         self.config.refusals.note_connection(reason, canonical(self._host or ""))
         self.transport.abort()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether written bytes wait for the client."""
+        return self.flow.write_paused
+
+    async def catch_up(self) -> None:
+        """Waits until the socket has taken all written bytes. Closes the connection if that takes
+        more than `slow_client_s` seconds."""
+        try:
+            async with asyncio.timeout(self.config.slow_client_s):
+                await self.flow.drain()
+        except TimeoutError:
+            self.shed("slow_reader")
 
     def shutdown(self) -> None:
         """Closes the connection once no request is in progress. Waits up to `NEW_CONNECTION_S`
@@ -152,7 +190,7 @@ class HttpProtocol(HttpToolsProtocol):
         was_in_body = bool(before) and before.more_body
         if was_in_body:
             self._framing_bytes += len(data)
-        super().data_received(data)
+        self._parse(data)
         if self.cycle is before:
             if was_in_body and self._framing_bytes > MAX_HEAD_BYTES:
                 self.shed("body_framing")
@@ -177,6 +215,21 @@ class HttpProtocol(HttpToolsProtocol):
             if self.cycle.more_body:
                 self._start_clock(self.timeout_keep_alive)
 
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade as offer:
+            if self._offers_upgrade:
+                # The parser takes everything after such a head for another protocol. A new parser
+                # gets the head without the offer, and the rest.
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                head = _head_without_offer(self.scope["method"].encode(), self.url, self.headers)
+                self._offers_upgrade = False
+                self._parse(head + data[offer.args[0] :])
+
     def timeout_keep_alive_handler(self) -> None:
         # The server has paused reading, so the client is not late.
         if self.flow.read_paused:
@@ -200,6 +253,12 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        method = self.parser.get_method()
+        if self.parser.should_upgrade() and method != b"CONNECT":
+            # Clients offer HTTP/2 or a WebSocket with an ordinary request, and get an answer to it.
+            self._offers_upgrade = True
+            self.scope["method"] = method.decode()
+            return
         self._is_in_head = False
         self._head_bytes = self._framing_bytes = 0
         body = HeldBody(self.config.bodies)
@@ -216,7 +275,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.close()
             return
         self._bodies[-1].add(len(body))
-        if self.config.bodies.is_full_of_unowned and not self._bodies[-1].has_owner:
+        if self.config.bodies.is_full_of_unowned and self._bodies[-1].owner is None:
             self.cycle.body = bytearray()
             self.shed("unread_bodies")
 
@@ -243,6 +302,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_clock(self.config.head_s)
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade:
+            return
         super().on_message_complete()
         # The body has been received, even if the application does not read it.
         self.cycle.more_body = False
@@ -261,7 +322,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.config.connections.close(self)
         while self._bodies:
             self._bodies.popleft().release()
-        self._lost.set_result(None)
+        self.lost.set_result(None)
 
     @property
     def _host(self) -> str | None:

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import uvicorn
 from litestar.types import ASGIApp
@@ -16,6 +17,7 @@ from litestar.types import ASGIApp
 from web.body_budget import BodyBudget
 from web.connections import Connections
 from web.edge import Draining
+from web.held_answer import SLOW_CLIENT_S, AnswerBudget
 from web.http_protocol import KEEP_ALIVE_S, Config, HttpProtocol
 from web.refusals import RefusalMetrics, Refusals
 
@@ -48,6 +50,8 @@ def make_config(
     max_connections: int | None = None,
     max_connections_per_address: int | None = None,
     bodies: BodyBudget | None = None,
+    answers: AnswerBudget | None = None,
+    slow_client_s: float = SLOW_CLIENT_S,
     metrics: RefusalMetrics | None = None,
     draining: Draining | None = None,
     tls: ssl.SSLContext | None = None,
@@ -60,8 +64,9 @@ def make_config(
     from the proxy's address, so the limit per address does not apply. `max_connections` and
     `max_connections_per_address` are passed to `Connections`.
 
-    `bodies` limits the memory of request bodies, `metrics` counts refusals, and `draining` is set
-    when a server shuts down. Servers of one process may share all three.
+    `bodies` and `answers` limit the memory of request bodies and answers, `metrics` counts
+    refusals, and `draining` is set when a server shuts down. Servers of one process may share all
+    four. A client that does not read for `slow_client_s` seconds is disconnected.
     """
     return Config(
         app,
@@ -69,6 +74,8 @@ def make_config(
             max_connections, 0 if trusted_proxies else max_connections_per_address
         ),
         bodies=bodies or BodyBudget(),
+        answers=answers or AnswerBudget(),
+        slow_client_s=slow_client_s,
         refusals=Refusals(metrics),
         draining=draining or Draining(),
         http=HttpProtocol,
@@ -125,7 +132,8 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    app: ASGIApp, *, drain_s: float = 30.0, metrics: RefusalMetrics | None = None
+    app: ASGIApp, *, drain_s: float = 30.0, metrics: RefusalMetrics | None = None, **bounds: Any
 ) -> Server:
-    """Returns a server. Run it with `serve(sockets=[bind(...)])`."""
-    return Server(make_config(app, drain_s=drain_s, metrics=metrics))
+    """Returns a server. Run it with `serve(sockets=[bind(...)])`. `bounds` are further arguments of
+    `make_config`."""
+    return Server(make_config(app, drain_s=drain_s, metrics=metrics, **bounds))

@@ -93,6 +93,11 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ]
 
     @property
+    def forms(self) -> list[EmbeddingType]:
+        """Forms in which each vector is written, each once."""
+        return list(dict.fromkeys(self.embedding_types or ["float"]))
+
+    @property
     def truncation(self) -> Truncation | None:
         """Truncation of texts that are too long. None if such texts are refused."""
         side = SIDES.get(self.truncate or "END")
@@ -131,26 +136,27 @@ class EmbedFormat(BodyFormat):
     def __init__(self, response_id: str, body: EmbedRequest) -> None:
         self._id = response_id
         self._body = body
-        self._forms = list(dict.fromkeys(body.embedding_types or ["float"]))
 
-    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
-        written: dict[str, list[msgspec.Raw]] = {form: [] for form in self._forms}
+    async def body(self, answers: list[Answer], usage: Usage) -> list[bytes]:
+        forms = self._body.forms
+        written: dict[str, list[bytes]] = {form: [] for form in forms}
         dimensions = self._body.output_dimension
-        async for _, vector in unit_vectors(answers, dimensions, len(self._forms)):
-            for form, vectors in written.items():
-                vectors.append(msgspec.Raw(msgspec.json.encode(WRITERS[form](vector))))
-        return msgspec.json.encode(
-            {
-                "id": self._id,
-                "embeddings": written,
-                "texts": self._body.read_texts(),
-                "meta": {
-                    "api_version": {"version": "2"},
-                    "billed_units": {"input_tokens": usage.prompt_tokens},
-                },
-                "response_type": "embeddings_by_type",
-            }
-        )
+        async for _, vector in unit_vectors(answers, dimensions, len(forms)):
+            for form, pieces in written.items():
+                pieces.append(b"," if pieces else b'"%s":[' % form.encode())
+                pieces.append(msgspec.json.encode(WRITERS[form](vector)))
+        pieces = [b'{"id":%s,"embeddings":{' % msgspec.json.encode(self._id)]
+        for number, vectors in enumerate(written.values(), start=1):
+            pieces += [*vectors, b"]," if number < len(forms) else b"]},"]
+        told = {
+            "texts": self._body.read_texts(),
+            "meta": {
+                "api_version": {"version": "2"},
+                "billed_units": {"input_tokens": usage.prompt_tokens},
+            },
+            "response_type": "embeddings_by_type",
+        }
+        return [*pieces, msgspec.json.encode(told)[1:]]
 
 
 class CohereEmbeddings(Dialect[EmbedRequest]):
@@ -166,6 +172,7 @@ class CohereEmbeddings(Dialect[EmbedRequest]):
             kind=OutputKind.EMBED,
             dimensions=body.output_dimension,
             dimensions_param="output_dimension",
+            num_vector_forms=len(body.forms),
             max_tokens=0,
             user=body.user,
             dropped=() if body.input_type is None else ("input_type",),

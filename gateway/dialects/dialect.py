@@ -64,9 +64,9 @@ class BodyFormat(ABC):
     """Format of one response that is not streamed."""
 
     @abstractmethod
-    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
-        """Returns the body of the response. While it encodes a large body, it lets the event loop
-        run other tasks in between."""
+    async def body(self, answers: list[Answer], usage: Usage) -> list[bytes]:
+        """Returns the body of the response in pieces, so that a large body is not copied to join
+        them. While it encodes a large body, it lets the event loop run other tasks in between."""
 
 
 class AnswerFormat(BodyFormat):

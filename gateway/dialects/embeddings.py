@@ -83,19 +83,14 @@ class EmbeddingFormat(BodyFormat):
         self._dimensions = dimensions
         self._is_base64 = is_base64
 
-    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
-        data: list[msgspec.Raw] = []
+    async def body(self, answers: list[Answer], usage: Usage) -> list[bytes]:
+        pieces = [b'{"object":"list","data":[']
         async for index, vector in unit_vectors(answers, self._dimensions):
             entry = {"object": "embedding", "index": index, "embedding": self._shown(vector)}
-            data.append(msgspec.Raw(msgspec.json.encode(entry)))
-        return msgspec.json.encode(
-            {
-                "object": "list",
-                "data": data,
-                "model": self._model,
-                "usage": prompt_usage(usage),
-            }
-        )
+            pieces.append(b"," if index else b"")
+            pieces.append(msgspec.json.encode(entry))
+        told = msgspec.json.encode({"model": self._model, "usage": prompt_usage(usage)})
+        return [*pieces, b"],", told[1:]]
 
     def _shown(self, vector: NDArray[np.float32]) -> str | list[float]:
         if self._is_base64:

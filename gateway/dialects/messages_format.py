@@ -72,13 +72,13 @@ class MessagesFormat(AnswerFormat):
         told = messages_error(to_failure(error), self._request_id)
         return b"event: error\ndata: %s\n\n" % encode(told)
 
-    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+    async def body(self, answers: list[Answer], usage: Usage) -> list[bytes]:
         (answer,) = answers
         parts = answer.parts
         has_called = any(isinstance(part, ToolCall) for part in parts)
         reason, sequence = self._stopped(answer.finish_reason, answer.stop, has_called)
         content = [self._block(part) for part in parts]
-        return encode(self._message(content, reason, sequence, usage))
+        return [encode(self._message(content, reason, sequence, usage))]
 
     def _piece(self, part: Part) -> bytes:
         """Returns the events of a part's piece. The first piece of a part begins a block."""

@@ -170,6 +170,7 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
             **self.sampling(),
             "num_prompt_logprobs": self.prompt_logprobs,
             "logprob_token_ids": tuple(self.logprob_token_ids or ()),
+            "returns_token_ids": bool(self.return_token_ids),
             "truncation": truncation(self.truncate_prompt_tokens, self.truncation_side or "left"),
             "user": self.user or self.safety_identifier,
             "constraint": self.constraint(),

@@ -88,7 +88,7 @@ class OpenAIFormat(AnswerFormat):
     def error_event(self, error: Exception) -> bytes:
         return b"data: %s\n\n" % encode(error_body(to_failure(error)))
 
-    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+    async def body(self, answers: list[Answer], usage: Usage) -> list[bytes]:
         is_large = sum([num_scores(answer.scored) for answer in answers]) > SCORES_AT_ONCE
         logprobs = [
             await self._large_logprobs(answer) if is_large else self._small_logprobs(answer)
@@ -96,7 +96,7 @@ class OpenAIFormat(AnswerFormat):
         ]
         prompts = [await self._prompt(answer) for answer in answers]
         once = prompts[0] if self.tells_prompt_once else {}
-        return encode(
+        body = encode(
             {
                 "id": self._id,
                 "object": self.body_kind,
@@ -119,6 +119,7 @@ class OpenAIFormat(AnswerFormat):
                 **once,
             }
         )
+        return [body]
 
     def _small_logprobs(self, answer: Answer) -> dict[str, Any] | None:
         return self._logprobs_of(answer.index, answer.scored) if self._logprobs else None

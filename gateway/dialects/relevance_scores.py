@@ -156,8 +156,8 @@ class ScoreFormat(BodyFormat):
         self._id = response_id
         self._model = model
 
-    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
-        return msgspec.json.encode(
+    async def body(self, answers: list[Answer], usage: Usage) -> list[bytes]:
+        body = msgspec.json.encode(
             {
                 "id": self._id,
                 "object": "list",
@@ -170,6 +170,7 @@ class ScoreFormat(BodyFormat):
                 "usage": prompt_usage(usage),
             }
         )
+        return [body]
 
 
 class RerankFormat(BodyFormat):
@@ -184,10 +185,10 @@ class RerankFormat(BodyFormat):
         self._texts = texts
         self._top_n = top_n
 
-    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+    async def body(self, answers: list[Answer], usage: Usage) -> list[bytes]:
         scores = [(relevance(answer), answer.index) for answer in answers]
         scores.sort(key=lambda scored: (-scored[0], scored[1]))
-        return msgspec.json.encode(
+        body = msgspec.json.encode(
             {
                 "id": self._id,
                 "model": self._model,
@@ -198,6 +199,7 @@ class RerankFormat(BodyFormat):
                 ],
             }
         )
+        return [body]
 
     def _shown(self, index: int) -> dict[str, Any]:
         return {} if self._texts is None else {"document": {"text": self._texts[index]}}

@@ -98,7 +98,7 @@ class ResponsesFormat(AnswerFormat):
         failed = self._event("response.failed", response=response)
         return failed + self._event("error", **told, **body)
 
-    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+    async def body(self, answers: list[Answer], usage: Usage) -> list[bytes]:
         (answer,) = answers
         self._finish_reason = answer.finish_reason
         parts = answer.parts
@@ -110,7 +110,7 @@ class ResponsesFormat(AnswerFormat):
                 self._scores = await self._all_written(part.scored)
             items.append(self._item(part, number, text, self._item_status(is_last=is_last)))
         status = self._status(answer.finish_reason)
-        return encode(self._response(status, items, usage_object(usage)))
+        return [encode(self._response(status, items, usage_object(usage)))]
 
     def _piece(self, part: Part) -> bytes:
         """Returns the events of a part's piece. The first piece of a part begins an item."""

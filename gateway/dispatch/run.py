@@ -10,7 +10,7 @@ from gateway.catalog.auth import Principal
 from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dispatch.prompts import Prompt
 from gateway.exceptions import InvalidRequest
-from gateway.limits.bounds import check_answer, check_vectors, completion_tokens
+from gateway.limits.bounds import AnswerSize, check_answer, check_vectors, completion_tokens
 from gateway.quota_types import ORDINARY, Service
 from gateway.request import Request
 from gateway.text.call_grammars import rules_of
@@ -184,17 +184,22 @@ def _thought(request: Request, tokenizer: ModelTokenizer, prompt: Prompt) -> Tho
     )
 
 
-def check_answer_of(run: Run, default_tokens: int) -> None:
-    """Raises InvalidRequest if the answer could have too many log-probabilities or echoed
-    characters. A stream's generated tokens count only if the stream repeats their scores at its
-    end, or if each token has scores of the whole vocabulary."""
+def check_answer_of(run: Run, default_tokens: int) -> AnswerSize:
+    """Returns the maximum size of the answer. Raises InvalidRequest if the answer could have too
+    many log-probabilities, echoed characters or vectors. A stream's generated tokens count only if
+    the stream repeats their scores at its end, or if each token has scores of the whole
+    vocabulary."""
     request, num_choices = run.request, run.request.num_choices
-    num_told = _num_told(run)
+    num_told, num_numbers = _num_told(run), 0
     if request.kind is OutputKind.EMBED and not request.pairs:
-        check_vectors(len(run.prompts), run.target.base.shape.hidden_size, request)
-    num_logprobs = 0
+        num_numbers = check_vectors(len(run.prompts), run.target.base.shape.hidden_size, request)
+    num_logprobs = num_tokens = 0
     for prompt in run.prompts:
         length = len(prompt.tokens)
+        num_generated = completion_tokens(
+            length, request.max_tokens, default_tokens, run.target.base.max_model_len
+        )
+        num_tokens += num_generated + (length if request.returns_token_ids else 0)
         if request.num_prompt_logprobs is not None:
             num_logprobs += length * (request.num_prompt_logprobs + 1)
         if request.num_logprobs is None:
@@ -202,12 +207,18 @@ def check_answer_of(run: Run, default_tokens: int) -> None:
         if request.scores_echo:
             num_logprobs += length * (request.num_logprobs + 1)
         if not request.stream or request.scores_texts or request.num_logprobs == ALL_TOKENS:
-            num_scored = completion_tokens(
-                length, request.max_tokens, default_tokens, run.target.base.max_model_len
-            )
-            num_logprobs += num_scored * (num_told + 1)
+            num_logprobs += num_generated * (num_told + 1)
     num_echoed = sum([len(prompt.echo) for prompt in run.prompts])
     check_answer(num_logprobs * num_choices, num_echoed * num_choices)
+    # Answers with vectors and relevance scores may repeat the texts of the request.
+    num_repeated = run.num_bytes if request.kind is OutputKind.EMBED else 0
+    return AnswerSize(
+        num_choices * len(run.prompts),
+        num_tokens * num_choices,
+        num_logprobs * num_choices,
+        num_echoed * num_choices + num_repeated,
+        num_numbers,
+    )
 
 
 def _num_told(run: Run) -> int:

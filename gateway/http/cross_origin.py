@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from litestar.types import HTTPScope, Message, Scope, Send
 
+from web.edge import IS_PREFLIGHT
 from web.headers import add_request_headers, find_header, number_request
 
 EXPOSED = b", ".join(
@@ -69,6 +70,7 @@ class CrossOrigin:
         wanted = find_header(scope, b"access-control-request-headers") or ""
         if not HEADER_NAMES.fullmatch(wanted):
             return False
+        scope["state"][IS_PREFLIGHT] = True
         number_request(scope)
         start: Message = {
             "type": "http.response.start",

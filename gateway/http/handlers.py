@@ -46,6 +46,7 @@ class HotRoute(HTTPRouteHandler):
                 trace.event("body_read")
                 response: ASGIApp = await handler.fn(request, body)
                 # From here on, the request needs only its tokens, whose number is limited.
+                del body
                 held_body(scope).release()
                 await response(scope, receive, send)
             except Exception as error:

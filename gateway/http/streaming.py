@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -32,10 +32,9 @@ from gateway.dispatch.settlement import Settlement
 from gateway.exceptions import UsageUnavailable, error_type, forget_frames, of_worker
 from gateway.metering.usage import Status
 from web.error_answers import ErrorAnswer
+from web.held_answer import PIECE_BYTES
 from web.http_protocol import connection_lost
 from workers.wire.client import HUNG_STEP_S
-
-log = logging.getLogger(__name__)
 
 ANSWER_WAIT_S = 2.0
 """Maximum seconds that an error answer waits for the workers to report how much of the prompts they
@@ -67,8 +66,8 @@ class GenerationResponse(ABC):
         disconnects, is billed for that step too."""
         try:
             try:
-                with Client(connection_lost(scope)) as client:
-                    await self._answer(send, client)
+                with Client(connection_lost(scope)):
+                    await self._answer(send)
             except Exception as error:
                 self._failure = error
                 await self._keep_failure()
@@ -80,7 +79,7 @@ class GenerationResponse(ABC):
             self.settlement.settle(self._failure)
 
     @abstractmethod
-    async def _answer(self, send: Send, client: Client) -> None:
+    async def _answer(self, send: Send) -> None:
         """Sends the answer. Raises exceptions only if nothing has been sent yet."""
 
     async def _keep_failure(self) -> None:
@@ -98,35 +97,50 @@ class WholeResponse(GenerationResponse):
 
     format: BodyFormat
 
-    async def _answer(self, send: Send, client: Client) -> None:
+    async def _answer(self, send: Send) -> None:
+        pieces = await self._pieces()
+        await self.settlement.keep(Status.COMPLETED)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % sum(map(len, pieces))),
+            *self.headers,
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while pieces:
+            piece = _next_piece(pieces)
+            await send({"type": "http.response.body", "body": piece, "more_body": bool(pieces)})
+
+    async def _pieces(self) -> deque[bytes]:
+        """Waits for the generation, and returns the body in pieces."""
         answers: dict[int, Answer] = {}
         for delta in await self.generation.finish():
             if delta.index not in answers:
                 answers[delta.index] = Answer(delta.index)
             answers[delta.index].add(delta)
         in_order = [answers[index] for index in sorted(answers)]
-        body = await self.format.body(in_order, self.generation.usage)
-        await self.settlement.keep(Status.COMPLETED)
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            *self.headers,
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        return deque(await self.format.body(in_order, self.generation.usage))
+
+
+def _next_piece(pieces: deque[bytes]) -> bytes:
+    """Removes and joins pieces until they have PIECE_BYTES. Their memory is freed once the client
+    has read them."""
+    joined: list[bytes] = []
+    num_bytes = 0
+    while pieces and num_bytes < PIECE_BYTES:
+        joined.append(pieces.popleft())
+        num_bytes += len(joined[-1])
+    return b"".join(joined)
 
 
 @dataclass(eq=False)
 class StreamResponse(GenerationResponse):
-    """Response as a stream, with one write per engine step. Sends pings while there is no output,
-    and disconnects a client that does not read.
+    """Response as a stream, with one write per engine step. Sends pings while there is no output.
 
     The HTTP head is sent with the first event, so that an earlier failure is a plain HTTP error.
     """
 
     format: AnswerFormat
     ping_interval_s: float
-    slow_client_s: float
     _has_started: bool = field(default=False, init=False)
     _start: bytes = field(default=b"", init=False)
     """Events that are sent before all others."""
@@ -134,9 +148,9 @@ class StreamResponse(GenerationResponse):
     _last_write: float = field(default_factory=_now, init=False)
     _watcher: asyncio.Task[None] | None = field(default=None, init=False)
 
-    async def _answer(self, send: Send, client: Client) -> None:
+    async def _answer(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._patience(), self._watch, send, client)
+        timer = loop.call_later(self.ping_interval_s, self._watch, send)
         try:
             await self._stream(send)
         finally:
@@ -194,35 +208,16 @@ class StreamResponse(GenerationResponse):
             data, self._start = self._start + data, b""
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    def _watch(self, send: Send, client: Client) -> None:
+    def _watch(self, send: Send) -> None:
         """Starts the task that sends pings while there is no output."""
-        self._watcher = asyncio.create_task(self._keep_alive(send, client))
+        self._watcher = asyncio.create_task(self._keep_alive(send))
 
-    async def _keep_alive(self, send: Send, client: Client) -> None:
-        """Sends pings while there is no output. Disconnects a client that does not read in time."""
+    async def _keep_alive(self, send: Send) -> None:
+        """Sends pings while there is no output."""
         while True:
-            await asyncio.sleep(self._patience())
-            if self._patience() > 0:
-                continue
-            if self._write_lock.locked() or not await self._ping(send):
-                log.warning(
-                    "a client did not read for %s s and was disconnected", self.slow_client_s
-                )
-                client.leave()
-                return
-
-    async def _ping(self, send: Send) -> bool:
-        """Sends a ping. Returns False if the client does not read it in time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.slow_client_s):
+            await asyncio.sleep(self._last_write + self.ping_interval_s - _now())
+            if self._last_write + self.ping_interval_s <= _now():
                 await self._write(send, self.format.ping)
-                return True
-        return False
-
-    def _patience(self) -> float:
-        """Returns the seconds until the next ping is due, or until a blocked write is too slow."""
-        limit = self.slow_client_s if self._write_lock.locked() else self.ping_interval_s
-        return self._last_write + limit - _now()
 
 
 class Client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -47,6 +47,37 @@ TEMPLATE_VARIABLES = frozenset(
 MAX_VECTOR_NUMBERS = 1 << 21
 """Maximum numbers in all vectors of one answer together. This many take about 40 MB in JSON, or 11
 MB in base64."""
+VECTOR_NUMBER_BYTES = 25
+"""Maximum bytes of a vector's number in JSON, such as `-1.2345678918063641e-05,`."""
+LOGPROB_BYTES = 100
+"""Bytes of a log-probability in JSON, with the texts and bytes of tokens of the usual lengths."""
+TOKEN_BYTES = 16
+"""Bytes of a generated token in JSON, with its id."""
+ECHOED_BYTES = 6
+"""Maximum bytes of a repeated character in JSON."""
+CHOICE_BYTES = 1024
+"""Bytes of a choice in JSON without its tokens."""
+
+
+class AnswerSize(NamedTuple):
+    """Maximum size of an answer in one body."""
+
+    num_choices: int
+    num_tokens: int = 0
+    num_logprobs: int = 0
+    num_echoed: int = 0
+    """Characters of prompts that the answer repeats."""
+    num_vector_numbers: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return (
+            self.num_choices * CHOICE_BYTES
+            + self.num_tokens * TOKEN_BYTES
+            + self.num_logprobs * LOGPROB_BYTES
+            + self.num_echoed * ECHOED_BYTES
+            + self.num_vector_numbers * VECTOR_NUMBER_BYTES
+        )
 
 
 def completion_tokens(prompt: int, asked: int | None, default: int, max_model_len: int) -> int:
@@ -199,21 +230,23 @@ def _too_deep(param: str) -> InvalidRequest:
     )
 
 
-def check_vectors(num_vectors: int, size: int, request: Request) -> None:
-    """Raises InvalidRequest if the vectors of an answer would have too many numbers in all, or if
-    the request asks for more dimensions than `size`, the number that the model's vectors have."""
+def check_vectors(num_vectors: int, size: int, request: Request) -> int:
+    """Returns the number of all numbers in an answer's vectors, which count once for each form.
+    Raises InvalidRequest if there would be too many, or if the request asks for more dimensions
+    than `size`, the number that the model's vectors have."""
     dimensions = request.dimensions
     if dimensions is not None and dimensions > size:
         raise InvalidRequest(
             f"This model's vectors have {size} dimensions; you asked for {dimensions}.",
             param=request.dimensions_param,
         )
-    total = num_vectors * (dimensions or size)
+    total = num_vectors * (dimensions or size) * request.num_vector_forms
     if total > MAX_VECTOR_NUMBERS:
         raise InvalidRequest(
-            f"The vectors of an answer may have {MAX_VECTOR_NUMBERS} numbers; yours would have "
-            f"{total}. Send fewer inputs in one request, or ask for fewer "
+            f"The vectors of an answer may have {MAX_VECTOR_NUMBERS} numbers, each counted once a "
+            f"form; yours would have {total}. Send fewer inputs in one request, or ask for fewer "
             f"'{request.dimensions_param}'.",
             param=request.prompts_param,
             code="answer_too_large",
         )
+    return total

@@ -30,7 +30,7 @@ from admin.migrate import check_schema
 from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig, new_instance_id
 from gateway.http.refusal_metrics import GatewayRefusals
-from gateway.telemetry import LATENCIES
+from gateway.telemetry import LATENCIES, show_unread_answers
 from gateway.tracing import Tracing
 from loraplex.errors import BadSettings
 from loraplex.otlp import otlp_url, without_secrets
@@ -52,6 +52,7 @@ from telemetry.logs import set_up_logging
 from web import server
 from web.body_budget import BodyBudget
 from web.edge import Draining
+from web.held_answer import AnswerBudget
 from web.version import this_version
 from workers.wire.client import WorkerClient
 
@@ -202,6 +203,8 @@ class Role:
         self.tls = load_tls(settings)
         self._public, self._management = sockets
         self._bodies = BodyBudget(settings.max_body_memory)
+        self._answers = AnswerBudget()
+        show_unread_answers(lambda: self._answers.num_bytes)
         self._draining = Draining()
 
     def prepare(self, *, warns: bool) -> None:
@@ -227,6 +230,7 @@ class Role:
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,
             bodies=self._bodies,
+            answers=self._answers,
             metrics=GatewayRefusals(),
             draining=self._draining,
             tls=self.tls,
@@ -267,6 +271,7 @@ class Role:
             drain_s=1,
             max_connections=MANAGEMENT_CONNECTIONS,
             bodies=self._bodies,
+            answers=self._answers,
             metrics=GatewayRefusals(),
             draining=self._draining,
         )

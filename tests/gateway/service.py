@@ -33,6 +33,7 @@ from store.records import (
 from tests.doubles import SIZES, make_tokenizer
 from tests.gateway.pepper import PEPPER
 from tests.gateway.scripted import DIGEST, MAX_MODEL_LEN, ScriptedWorker
+from web.held_answer import SLOW_CLIENT_S, AnswerBudget
 from web.server import bind, make_server
 
 T = TypeVar("T")
@@ -150,8 +151,12 @@ def make_store(folder: Path) -> Path:
 class Service:
     """A running gateway and its workers, all in the loop of a thread."""
 
-    def __init__(self, store: Path, num_workers: int = 1, **config: Any) -> None:
+    def __init__(
+        self, store: Path, num_workers: int = 1, slow_client_s: float = SLOW_CLIENT_S, **config: Any
+    ) -> None:
         self.keys = Keys()
+        self.answers = AnswerBudget()
+        self._slow_client_s = slow_client_s
         self._wal = tempfile.TemporaryDirectory(prefix="lpx-")
         self.config = GatewayConfig(
             model_folder=store.joinpath,
@@ -163,8 +168,8 @@ class Service:
         self.worker = ScriptedWorker()
         self.workers = [self.worker]
         self.workers += [ScriptedWorker(f"scripted-{chr(97 + i)}") for i in range(1, num_workers)]
-        self._socket = bind("127.0.0.1", 0)
-        self.port: int = self._socket.getsockname()[1]
+        self.listener = bind("127.0.0.1", 0)
+        self.port: int = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.gateway: Gateway
         self.source: FedSource
@@ -179,7 +184,7 @@ class Service:
     def stop(self) -> None:
         self._server.should_exit = True
         self._thread.join(timeout=60)
-        self._socket.close()
+        self.listener.close()
         self._wal.cleanup()
         assert not self._thread.is_alive()
 
@@ -217,7 +222,13 @@ class Service:
         clients = [client for worker in self.workers for client in await worker.clients()]
         app = create_app(self.config, source=self.source, clients=clients)
         self.gateway = app.state.gateway
-        self._server = make_server(app, drain_s=5, metrics=GatewayRefusals())
-        await self._server.serve(sockets=[self._socket])
+        self._server = make_server(
+            app,
+            drain_s=5,
+            metrics=GatewayRefusals(),
+            answers=self.answers,
+            slow_client_s=self._slow_client_s,
+        )
+        await self._server.serve(sockets=[self.listener])
         for worker in self.workers:
             await worker.close()

@@ -17,6 +17,7 @@ import yaml
 from loraplex.cli import cli
 from loraplex.settings import SECRETS, Settings, load_settings, parse_size
 from tools.manifests import OVERLAYS, RENDERED, ROOT, Object, find_kubectl, kustomize
+from web.held_answer import MAX_ANSWER_BYTES
 
 VERSIONS = ("1.32", "1.37")
 OWN = re.compile(r"registry\.example/loraplex/(gateway|admin|worker-cpu|worker-cuda):\d+\.\d+\.\d+")
@@ -231,10 +232,10 @@ def test_memory_and_disk_follow_from_the_settings(overlay: str, tmp_path: Path) 
         disk = settings.min_free_disk
         match role:
             case "gateway":
-                needed += settings.max_body_memory
+                needed += settings.max_body_memory + MAX_ANSWER_BYTES
                 disk += settings.max_usage_wal
             case "admin":
-                needed += settings.max_body_memory
+                needed += settings.max_body_memory + MAX_ANSWER_BYTES
                 disk += 2 * settings.max_upload
             case "worker":
                 on_host = settings.device_memory

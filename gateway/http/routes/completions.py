@@ -33,6 +33,7 @@ from gateway.limits.admission import Reservation, Usage
 from gateway.request import Request
 from gateway.text.grammars import GrammarUser
 from web.client_address import client_address
+from web.held_answer import held_answer
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import ModelInfo
 
@@ -82,7 +83,7 @@ async def answer(http: HttpRequest, dialect: Dialect[B], body: B) -> ASGIApp:
         if caller.tenant.id not in gateway.refused_tenants:
             gateway.fleet.prefetch(target)
         run = await prepare(http, request, target)
-        admitted = await admit(gateway, run, full_workers)
+        admitted = await admit(http, run, full_workers)
         gateway.refused_tenants.discard(caller.tenant.id)
         try:
             return respond(gateway, run, in_flight, admitted, dialect, body)
@@ -147,13 +148,16 @@ class Admitted(NamedTuple):
     reservation: Reservation
 
 
-async def admit(gateway: Gateway, run: Run, full_workers: Sequence[WorkerClient]) -> Admitted:
-    """Chooses a worker that is not in `full_workers`, and reserves the request's maximum usage."""
-    request, target = run.request, run.target
+async def admit(http: HttpRequest, run: Run, full_workers: Sequence[WorkerClient]) -> Admitted:
+    """Chooses a worker that is not in `full_workers`, and reserves the request's maximum usage, and
+    memory for its answer unless it is streamed."""
+    gateway, request, target = http.gateway, run.request, run.target
     config, is_chat = gateway.config, request.messages is not None
     default_tokens = config.default_chat_tokens if is_chat else config.default_completion_tokens
     default_tokens = target.serving.defaults.max_tokens or default_tokens
-    check_answer_of(run, default_tokens)
+    size = check_answer_of(run, default_tokens)
+    if not request.stream:
+        held_answer(http.scope).reserve(size.num_bytes)
     work = work_of(run)
     run.trace.enter("routing")
     worker = gateway.fleet.choose(work, full_workers)
@@ -200,10 +204,7 @@ def respond(
     in_flight.generation = generation
     if not (run.request.stream and isinstance(format, AnswerFormat)):
         return WholeResponse(generation, headers, settlement, format)
-    config = gateway.config
-    return StreamResponse(
-        generation, headers, settlement, format, config.ping_interval_s, config.slow_client_s
-    )
+    return StreamResponse(generation, headers, settlement, format, gateway.config.ping_interval_s)
 
 
 def _headers(run: Run, reservation: Reservation, generation: Generation) -> Headers:

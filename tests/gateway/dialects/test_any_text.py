@@ -129,7 +129,7 @@ def test_every_answer_can_be_written(
         for line in b"".join(events).splitlines():
             if line.startswith(b"data: {"):
                 msgspec.json.decode(line.removeprefix(b"data: "))
-        msgspec.json.decode(asyncio.run(whole.body([answered], Usage())))
+        msgspec.json.decode(b"".join(asyncio.run(whole.body([answered], Usage()))))
 
 
 def deltas(pieces: list[list[Part]]) -> list[Delta]:

@@ -72,7 +72,7 @@ def body_of(format: AnswerFormat, deltas: list[Delta], usage: Usage) -> Any:
     answer = Answer(0)
     for delta in deltas:
         answer.add(delta)
-    return json.loads(asyncio.run(format.body([answer], usage)))
+    return json.loads(b"".join(asyncio.run(format.body([answer], usage))))
 
 
 USAGE = Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=4)

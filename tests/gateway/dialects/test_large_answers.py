@@ -71,7 +71,7 @@ async def test_a_large_body_is_written_while_the_loop_goes_on(
     assert 0 < most <= (SCORED_AT_ONCE + 1) * (NUM_TOP + 2)
     shown = format_of(dialect, Counted())
     whole = [shown._logprobs_of(answer.index, answer.scored) for answer in answers]
-    body = msgspec.json.decode(task.result())
+    body = msgspec.json.decode(b"".join(task.result()))
     assert [choice["logprobs"] for choice in body["choices"]] == msgspec.to_builtins(whole)
 
 

@@ -75,11 +75,39 @@ def test_without_the_setting_nothing_is_said(service: Service) -> None:
     assert ALLOW not in asked.headers and "vary" not in asked.headers
 
 
-def test_questions_without_a_key_are_limited(open_service: Service) -> None:
-    url = url_of(open_service)
-    with httpx.Client(headers={"origin": APP, **QUESTION}) as client:
-        statuses = [client.options(url).status_code for _ in range(2 * ALL_BURST)]
-    assert statuses[0] == 204 and 503 in statuses
+@pytest.fixture
+def flooded(store: Path) -> Iterator[Service]:
+    """A service of its own, because the test uses up its limits."""
+    service = Service(store, cors_origins=(APP,))
+    service.start()
+    yield service
+    service.stop()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("OPTIONS", "/v1/chat/completions", {"origin": OTHER, **QUESTION}),
+        ("OPTIONS", "/nothing", {}),
+        ("GET", "/nothing", {}),
+        ("GET", "/version", {}),
+    ],
+)
+def test_others_requests_without_a_key_stop_no_preflight(
+    flooded: Service, method: str, path: str, headers: dict[str, str]
+) -> None:
+    with httpx.Client() as client:
+        url = url_of(flooded, path)
+        statuses = [
+            client.request(method, url, headers=headers).status_code for _ in range(2 * ALL_BURST)
+        ]
+        assert 503 in statuses
+        question = {"origin": APP, **QUESTION}
+        asked = [client.options(url_of(flooded), headers=question) for _ in range(2 * ALL_BURST)]
+        assert {each.status_code for each in asked} == {204}
+        # Pages have a limit of their own.
+        if path != "/version":
+            assert client.get(url_of(flooded, "/version")).status_code == 200
 
 
 def test_origins_are_checked() -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -250,7 +251,7 @@ class House:
             "headers": headers,
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
-            "state": {"connection_lost": asked.lost},
+            "state": {"connection": SimpleNamespace(lost=asked.lost)},
         }
 
         async def receive() -> dict[str, Any]:
