@@ -354,7 +354,8 @@ class RequestTrace(Untraced):
 
     def _make_children(self, within: Context, stages: list[Stage], ended_at: float) -> None:
         ends = [begun_at for _, begun_at in self._phases[1:]] + [ended_at]
-        # A request that no worker runs has no phases, but `ends` has one entry.
+        # If no worker ran the request, there are no phases, but `ends` still has the end of the
+        # request. zip() then yields nothing.
         for (name, begun_at), end in zip(self._phases, ends, strict=False):
             if not name:
                 continue

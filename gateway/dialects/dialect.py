@@ -140,9 +140,9 @@ def slices(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
 
 
 async def write_scores(scored: Sequence[Scored], write: Callable[[], T]) -> T:
-    """Returns the result of `write`, which writes the slice `scored`. Calls `write` on the event
-    loop and then lets other tasks run. Calls it in a thread if the slice is a single token that has
-    more than SCORES_AT_ONCE log-probabilities."""
+    """Returns the result of `write`, which converts the slice `scored` to bytes. Runs `write` on
+    the event loop and then lets other tasks run. If the slice is a single token with more than
+    SCORES_AT_ONCE log-probabilities, runs `write` in a thread instead."""
     if num_scores(scored) > SCORES_AT_ONCE:
         return await asyncio.to_thread(write)
     written = write()

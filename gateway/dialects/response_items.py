@@ -143,8 +143,9 @@ class ItemReading:
         return messages
 
     def offered(self, given: Sequence[Json]) -> list[Tool]:
-        """Returns the functions of the request's tools and of the tools that items offer. Raises
-        InvalidRequest if a tool of the request cannot be read."""
+        """Returns the functions that the model may call: those of the field `tools`, and those of
+        tools that an item of the input lists. Raises InvalidRequest if an entry of `tools` cannot
+        be read."""
         tools = [
             tool
             for number, each in enumerate(given)

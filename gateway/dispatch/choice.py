@@ -47,7 +47,7 @@ class Delta(msgspec.Struct, frozen=True):
     stop: str | int | None = None
     """Stop string, or id of the request's stop token, that ended the choice."""
     prompt_scored: list[Scored] = []
-    """Prompt tokens with log-probabilities, if requested separately from the answer's tokens."""
+    """Tokens of the prompt with their log-probabilities, if the request has `prompt_logprobs`."""
     prompt: list[int] = []
     """Token ids of the whole prompt, in every delta."""
     num_tokens: int = 0

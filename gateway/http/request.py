@@ -116,7 +116,8 @@ def end_trace(scope: Any) -> None:
 
 
 def end_charge(scope: Any) -> None:
-    """Ends the RequestCharge of a request that has ended, whether or not it was answered."""
+    """Settles what a request is charged for being received. Called once when the request has ended,
+    whether or not it was answered."""
     charge: RequestCharge | None = scope.get("state", {}).get(CHARGE)
     if charge is not None:
         charge.end()

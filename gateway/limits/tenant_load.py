@@ -74,8 +74,8 @@ class _Use:
         self.answers_at = 0.0
         """Time at which the last delayed refusal is answered."""
         self.num_open = 0.0
-        """Number of refusals for which the tenant's unanswered requests would count if all of them
-        were refused."""
+        """Number of refusals that would count against the limit if all requests of the tenant that
+        are not answered yet were refused."""
 
     def is_idle(self, now: float) -> bool:
         return self.num_open <= 0 and max(self.whole_at, self.answers_at) <= now

@@ -45,7 +45,7 @@ class Around(NamedTuple):
 
     names: frozenset[str] = frozenset()
     is_declared: bool = False
-    """Whether one of the schemas has `properties`."""
+    """Whether one of these schemas has the keyword `properties`."""
 
 
 @dataclass

@@ -24,7 +24,7 @@ MAX_CHARS = 8 << 20
 """Maximum number of characters of all cached pieces, including PIECE_CHARS for each piece. A
 character and its token ids take two to eight bytes of memory."""
 PIECE_CHARS = 256
-"""Memory overhead of a cached piece, expressed in characters."""
+"""Number of characters that take as much memory as a cached piece takes in addition to its text."""
 LONGEST_SHARE = 16
 """A piece is not cached if it is larger than the cache's capacity divided by this number."""
 MAX_PIECES = 4096

@@ -216,10 +216,10 @@ class ServedModels:
             self._keep(model, runner)
 
     def _keep(self, model: ServedModel, runner: ModelRunner) -> None:
-        """Keeps the packed weights in host memory. To make room, drops packed weights of models
-        that are not on the device, in ascending order of read time per byte times expected reuse.
-        If too little room can be made, nothing is dropped now, and this model's packed weights are
-        dropped when it is unloaded."""
+        """Marks the model's packed weights to stay in host memory when the model is unloaded from
+        the device. To make room, frees packed weights of models that are not on the device, first
+        those with the lowest read time per byte, weighted by expected reuse. If even all of them
+        would not give enough room, frees and marks nothing."""
         now = self._clock()
 
         def worth(digest: str) -> float:

@@ -92,8 +92,8 @@ class QueueForecast:
         self._num_answer_tokens = ASSUMED_ANSWERS * ASSUMED_ANSWER
         self._num_expected_tokens = self._num_computed_tokens = 1.0
         self._backlog = [0.0] * 4
-        """Recent seconds of backlog, and the numbers of steps, tokens and attended positions in
-        these seconds."""
+        """Decaying sums over the steps during which sequences waited: their seconds, their number,
+        their tokens, and the positions to which these tokens attended."""
         self._is_backlogged = False
         """Whether sequences waited when the last step ended, so that the next step counts as
         backlog."""

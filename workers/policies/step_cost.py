@@ -12,7 +12,8 @@ import numpy as np
 MEMORY = 0.995
 """Factor by which each new step reduces the weight of earlier measurements."""
 NUM_REMEMBERED = 1 / (1 - MEMORY)
-"""Upper bound of the sum of the weights of all steps, if the newest step has weight 1."""
+"""Number of steps that are remembered in effect. It is the limit of the sum of all weights, 1 +
+MEMORY + MEMORY^2 + ..., if the newest step has weight 1."""
 STALE_PART = 1 / 16
 """Fraction of the remembered steps that must be new before the coefficients are computed again.
 Computing them takes as long as scheduling a sequence, so it is not done for each step."""

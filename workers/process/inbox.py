@@ -168,7 +168,7 @@ class Inbox:
             self._num_hints += 1
         self._hints.submit(self._run_hint, start)
 
-    # Methods called on the thread for hints
+    # The methods below run on the thread of `hints`.
 
     def _run_hint(self, start: Callable[[], None]) -> None:
         try:

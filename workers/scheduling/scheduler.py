@@ -284,8 +284,8 @@ class Scheduler:
             sequence.num_computed = num_found = sequence.num_found()
             key = sequence.page_key(num_found // PAGE_TOKENS)
             if key is not None and (begun := schedule.computing.get(key)) is not None:
-                # The prompt that computes the page gets this sequence's turn. Otherwise a sequence
-                # would wait for the turns of a tenant or class with a smaller share.
+                # This sequence lets the prompt that computes the page use its turn. Otherwise it
+                # would wait until that prompt's tenant, which may have a smaller share, has a turn.
                 self._continue(begun, schedule, self.policy.room(sequence))
                 return Blocked(BlockReason.PREFIX)
             table.match_prefix(sequence.page_keys(num_found // PAGE_TOKENS), num_found)

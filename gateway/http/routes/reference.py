@@ -20,7 +20,8 @@ Json = Mapping[str, Any]
 REFERENCE = Path(__file__).parent.parent / "reference.html"
 """API reference, which `make api` writes."""
 OF_BESIDE = re.compile("<!--beside-->.*?<!--/beside-->", re.DOTALL)
-"""Matches the parts about routes of another application on the same port."""
+"""Matches the parts of the reference that describe routes of the admin plane. They are removed if
+the admin plane has no routes on the gateway's port."""
 PAGE = "reference_page"
 """Key of the reference page in the application's state."""
 BESIDE = "document_beside"

@@ -23,8 +23,8 @@ from workers.importer.quantized.source_tensors import SourceTensors
 BITS = 4
 PER_WORD = 32 // BITS
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Position in a 32-bit word of each of the eight neighbouring entries of a row that the word holds.
-Position 0 has the lowest bits."""
+"""Order of the eight entries of a row that share a 32-bit word. ORDER[n] is the position of the nth
+entry in the word. Position 0 has the lowest bits."""
 
 
 def open_awq(config: dict[str, Any]) -> FindMatrix:
