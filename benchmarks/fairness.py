@@ -76,7 +76,7 @@ def scheduling_cost(*, is_blocked: bool) -> float:
         schedule = market.scheduler.schedule(market.clock.now)
         seconds.append(time.perf_counter() - begin)
         output = market.runner.launch(
-            build_step_input(schedule, BlockTables(market.kv.pool))
+            build_step_input(schedule.items, BlockTables(market.kv.pool))
         ).result()
         market.scheduler.update(schedule, [len(result.tokens) for result in output.sequences])
         for item in schedule.items:

@@ -189,7 +189,9 @@ def _sample_row(logits: Tensor, batch: SamplingBatch, row: int) -> int:
         return -1
     if batch.has_bias:
         span = slice(int(batch.bias_start[row]), int(batch.bias_start[row + 1]))
-        logits.index_add_(0, batch.bias_ids[span].long(), batch.bias_values[span])
+        ids, values = batch.bias_ids[span].long(), batch.bias_values[span]
+        is_known = (ids >= 0) & (ids < len(logits))
+        logits.index_add_(0, ids[is_known], values[is_known])
     if batch.has_penalties:
         _penalise(logits, batch, row)
     temperature = float(batch.temperature[row])

@@ -73,8 +73,9 @@ def _add_bias(logits, bias_start, bias_ids, bias_values, vocab, BLOCK: tl.conste
         known = entry < end
         token = tl.load(bias_ids + entry, mask=known, other=0)
         value = tl.load(bias_values + entry, mask=known, other=0)
+        inside = known & (token >= 0) & (token < vocab)
         # The addition is atomic because a token may have two entries.
-        tl.atomic_add(logits + row * vocab + token, value, mask=known, sem="relaxed")
+        tl.atomic_add(logits + row * vocab + token, value, mask=inside, sem="relaxed")
 
 
 @triton.jit

@@ -273,7 +273,8 @@ namespace {
 int32_t sample_row(float* logits, int64_t vocab, const Sampling& s, int64_t r) {
     if (s.has_bias)
         for (int64_t i = s.bias_start[r]; i < s.bias_start[r + 1]; i++)
-            logits[s.bias_ids[i]] += s.bias_values[i];
+            if (s.bias_ids[i] >= 0 && s.bias_ids[i] < vocab)
+                logits[s.bias_ids[i]] += s.bias_values[i];
     if (s.has_penalties)
         penalise(logits, vocab,
                  {s.token_buffer + s.buffer_slot[r] * s.token_buffer_stride, s.prompt_len[r],

@@ -262,3 +262,18 @@ def test_log_softmax_top(ops: Ops, rows, vocab, top):
     )
     picked = expected.gather(1, tokens.long()[:, None])[:, 0]
     torch.testing.assert_close(chosen.double(), picked, rtol=1e-5, atol=1e-5)
+
+
+def test_bias_of_ids_outside_the_vocabulary_changes_nothing(ops: Ops):
+    """Neither the neighbouring rows nor the memory beyond them."""
+    vocab = 300
+    memory = torch.zeros(4, vocab)
+    memory[:, 7] = 1.0
+    ids = (-vocab - 1, -1, vocab, vocab + 7, 2 * vocab - 1)
+    rows = [dict.fromkeys(ids, 50.0), {5: 2.0}]
+    tokens = ops.sample(memory[1:3], make_batch(2, temperature=0, **bias(*rows)))
+    assert tokens.tolist() == [7, 5]
+    assert not memory[0, :7].any() and not memory[3, :7].any(), (
+        "memory around the rows is as it was"
+    )
+    assert (memory[[0, 3]] != 0).sum() == 2

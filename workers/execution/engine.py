@@ -14,6 +14,7 @@ from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from workers.execution.answer import Answer
 from workers.execution.observer import FinishedStep, StepObserver
+from workers.execution.recompute import CompletedStep, recompute
 from workers.execution.step_builder import BlockTables, build_step_input
 from workers.execution.step_input import (
     DeviceFailed,
@@ -46,7 +47,7 @@ MAX_FAILED_STEPS = 8
 
 DRAWING_ERRORS = {
     ErrorCode.LOGITS_NAN: "the model's output is not numbers",
-    ErrorCode.INTERNAL: "the step gave other than one token to a sequence of the step ahead",
+    ErrorCode.INTERNAL: "the engine could not compute the next token",
 }
 
 Event = tuple[int, SequenceOutput | PromptProgress | Failed]
@@ -252,16 +253,17 @@ class Engine:
     def step(self, *, is_alone: bool = True, is_held: bool = False) -> list[Event]:
         """Launches a step if there is work, and collects earlier steps. Leaves the new step in
         flight only if the engine runs ahead and no other engine uses the device (`is_alone`),
-        because another engine's step would otherwise be charged for the time of this one. A failed
-        step fails only its own sequences. is_held: if True, no waiting sequence is admitted."""
+        because another engine's step would otherwise be charged for the time of this one. If a step
+        fails, only the sequences that cause it fail. is_held: if True, no waiting sequence is
+        admitted."""
         events = self._collect() if self.last_schedule.needs_drain else []
         is_launched = self._launch(is_held or self.runner is None, events)
         num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0
         return events + self._collect(num_ahead)
 
     def _launch(self, is_held: bool, events: list[Event]) -> bool:
-        """Launches a step if there is work. Returns whether it was launched. Appends the failures
-        of sequences to `events`."""
+        """Launches a step if there is work. Returns whether it was launched and may stay in flight.
+        Appends the failures of sequences to `events`."""
         begin, start_s = perf_counter_ns(), self._clock()
         scheduler = self.scheduler
         with scheduler.kv.lock:
@@ -274,17 +276,18 @@ class Engine:
         if not schedule.items or self.runner is None:
             return False
         scheduled, launched_s = perf_counter_ns(), self._clock()
+        built, is_launched = scheduled, True
         try:
-            step_input = build_step_input(schedule, self._tables)
+            step_input = build_step_input(schedule.items, self._tables)
             built = perf_counter_ns()
             step = self.runner.launch(step_input)
         except Exception as error:
-            with scheduler.kv.lock:
-                events += self._fail_step(schedule, error)
-            return False
+            # Steps are computed in order, because each may read the tokens that the last one drew.
+            events += self._collect()
+            step, is_launched = CompletedStep(self._recompute(schedule, error)), False
         host_us = {"schedule": (scheduled - begin) // 1000, "build": (built - scheduled) // 1000}
         self._in_flight.append(InFlightStep(schedule, step, start_s, launched_s, host_us))
-        return True
+        return is_launched
 
     def _collect(self, num_left: int = 0) -> list[Event]:
         """Collects the results of all steps in flight except the newest `num_left`."""
@@ -295,9 +298,7 @@ class Engine:
             outcome = step.wait()
             ended, ended_s = perf_counter_ns(), self._clock()
             if isinstance(outcome, Exception):
-                with lock:
-                    events += self._fail_step(step.schedule, outcome)
-                continue
+                outcome = self._recompute(step.schedule, outcome)
             new = advance_constraints(step.schedule, outcome)
             with lock:
                 events += self._complete_step(step, outcome, new, (ended, ended_s))
@@ -309,7 +310,8 @@ class Engine:
         """Records a finished step and returns its events. Discards the results of sequences that
         ended in the meantime. end: time when the step ended, in ns of `perf_counter_ns` and in
         seconds of the clock."""
-        self._num_failed_steps = 0
+        if any(result.error is not ErrorCode.INTERNAL for result in output.sequences):
+            self._num_failed_steps = 0
         schedule, (ended, ended_s) = step.schedule, end
         device_s = ended_s - max(step.launched_s, self._ended_s)
         self._ended_s = ended_s
@@ -399,17 +401,16 @@ class Engine:
             self.scheduler.remove(sequence)
         self._observer.on_end(sequence, end, now)
 
-    def _fail_step(self, schedule: Schedule, error: Exception) -> list[Event]:
-        """Fails the sequences of a step that failed. Raises EngineFailed if the device may still
-        use their memory, or if too many steps have failed."""
-        if isinstance(error, DeviceFailed):
-            raise EngineFailed(str(error)) from error
-        message = f"the engine step failed: {type(error).__name__}"
-        log.exception("engine step failed", exc_info=error)
+    def _recompute(self, schedule: Schedule, error: Exception) -> StepOutput:
+        """Computes a failed step again, so that only the sequences that cause the failure fail.
+        Raises EngineFailed if the device may still use the step's memory, or if too many steps have
+        failed. Called without the lock."""
+        log.error("engine step failed", exc_info=error)
         self._num_failed_steps += 1
         if self._num_failed_steps == MAX_FAILED_STEPS:
             raise EngineFailed(f"{MAX_FAILED_STEPS} steps in a row have failed") from error
-        failing = [item.sequence for item in schedule.items if not item.sequence.is_finished]
-        events = self.fail(failing, ErrorCode.INTERNAL, message)
-        self.scheduler.update(schedule, [0] * len(schedule.items))
-        return events
+        assert self.runner is not None
+        try:
+            return recompute(schedule.items, error, self.runner, self._tables)
+        except DeviceFailed as failure:
+            raise EngineFailed(str(failure)) from failure

@@ -1,4 +1,4 @@
-"""Conversion of a `Schedule` to a `StepInput`."""
+"""Conversion of scheduled sequences to a `StepInput`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memory.page_key import PAGE_TOKENS
 from memory.pages import PagePool
 from workers.execution.step_input import Array, PoolInput, SampleInput, ScoreInput, StepInput
 from workers.scheduling.constraint import effective_bans
-from workers.scheduling.schedule import Schedule, ScheduledSequence
+from workers.scheduling.schedule import ScheduledSequence
 from workers.wire.protocol import OutputKind, Pooling
 
 
@@ -42,9 +42,8 @@ class BlockTables:
         return self._offsets[slots, :width]
 
 
-def build_step_input(schedule: Schedule, tables: BlockTables) -> StepInput:
+def build_step_input(items: list[ScheduledSequence], tables: BlockTables) -> StepInput:
     """Converts the scheduled sequences to plain data, in schedule order."""
-    items = schedule.items
     sequences = [item.sequence for item in items]
     counts = np.array([item.num_tokens for item in items], np.int32)
     starts = np.array([item.start for item in items], np.int32)

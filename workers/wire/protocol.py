@@ -102,7 +102,8 @@ class TokenRules(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Parameters for generating the tokens of a sequence. The gateway checks their ranges."""
+    """Parameters for generating the tokens of a sequence. The gateway checks their ranges, and a
+    worker refuses what could harm other sequences (`workers.wire.request_check`)."""
 
     max_tokens: int
     seed: int
@@ -129,7 +130,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens. Requires `logprobs`."""
     prompt_logprobs: int | None = None
     """Number of likeliest tokens whose log-probabilities are returned for each prompt token except
-    the first. `ALL_TOKENS`, 0 and None mean the same as in `logprobs`. Unless it is None, the
+    the first. 0 and None mean the same as in `logprobs`. `ALL_TOKENS` is refused, because the
+    answer would have an entry per prompt token and token of the vocabulary. Unless it is None, the
     sequence reuses no cached prefix."""
     rules: TokenRules | None = None
 

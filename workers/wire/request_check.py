@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from math import isfinite
 
 from memory.page_key import PAGE_TOKENS
 from workers.wire.protocol import (
+    ALL_TOKENS,
     ErrorCode,
     Generate,
     OutputKind,
@@ -19,6 +21,28 @@ MAX_NAMED = 128
 MAX_LABELS = 64
 """Maximum number of labels of a request. It is limited because the labels' logits are copied to the
 host."""
+
+
+INT64 = 1 << 63
+RANGES: dict[str, tuple[float, float]] = {
+    "seed": (-INT64, INT64 - 1),
+    "choice": (0, INT64 - 1),
+    "temperature": (0, 1e6),
+    "top_k": (0, (1 << 31) - 1),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-1e6, 1e6),
+    "frequency_penalty": (-1e6, 1e6),
+    "repetition_penalty": (1e-6, 1e6),
+    "logprobs": (ALL_TOKENS, MAX_NAMED),
+    "prompt_logprobs": (0, MAX_NAMED),
+}
+"""Lowest and highest value of each sampling parameter that is an entry of an array or the size of
+one. The gateway's ranges, which are narrower, produce its error messages. These ranges ensure that
+no value fails or damages a step that other sequences share."""
+MAX_BIAS = 1e6
+"""Largest absolute value in `logit_bias`."""
+MAX_WEIGHT = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +79,18 @@ def check_request(request: Generate, limits: RequestLimits) -> tuple[ErrorCode, 
 def _refusal(request: Generate, limits: RequestLimits) -> str | None:
     """Returns the reason why the request is invalid, or None if it is valid."""
     params, tokens, vocab_size = request.params, request.tokens, limits.vocab_size
-    if request.weight < 1:
-        return "the weight must be at least 1"
+    if not 1 <= request.weight <= MAX_WEIGHT:
+        return f"the weight must be in 1..{MAX_WEIGHT}, not {request.weight}"
+    if not isfinite(request.waited_s) or not isfinite(request.timeout_s or 0.0):
+        return "timeout_s and waited_s must be finite"
     if request.stream_interval < 1:
         return "the stream interval must be at least 1"
     if not tokens:
         return "the prompt is empty"
     if not 0 <= min(tokens) <= max(tokens) < vocab_size:
         return f"token ids must lie in 0..{vocab_size - 1}"
-    if any(not 0 <= token < vocab_size for token in params.logit_bias or ()):
-        return f"logit_bias ids must lie in 0..{vocab_size - 1}"
+    if (refusal := _params_refusal(params, vocab_size)) is not None:
+        return refusal
     if not 0 <= request.num_resumed < len(tokens):
         return "num_resumed must leave a prompt"
     if not 0 <= request.activation < len(tokens) - request.num_resumed:
@@ -76,6 +102,25 @@ def _refusal(request: Generate, limits: RequestLimits) -> str | None:
         or _vector_refusal(request, vocab_size)
         or _resumption_refusal(request, limits.end_tokens)
     )
+
+
+def _params_refusal(params: SamplingParams, vocab_size: int) -> str | None:
+    """Returns the reason why the sampler cannot use the parameters, or None if it can."""
+    for name, (low, high) in RANGES.items():
+        value = getattr(params, name)
+        if value is not None and not low <= value <= high:
+            return f"{name} must be in {low}..{high}, not {value}"
+    for name, ids in (
+        ("logit_bias", params.logit_bias or ()),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                return f"{name} ids must lie in 0..{vocab_size - 1}, not {token}"
+    for value in (params.logit_bias or {}).values():
+        if not abs(value) <= MAX_BIAS:
+            return f"logit_bias values must be in {-MAX_BIAS}..{MAX_BIAS}, not {value}"
+    return None
 
 
 def _kind_refusal(params: SamplingParams, kind: OutputKind) -> str | None:

@@ -1,0 +1,50 @@
+"""Recomputation of failed steps, which finds the sequences that cause the failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workers.execution.step_builder import BlockTables, build_step_input
+from workers.execution.step_input import DeviceFailed, Runner, SequenceResult, StepOutput
+from workers.scheduling.schedule import ScheduledSequence
+from workers.wire.protocol import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedStep:
+    """Implementation of `PendingStep` for a step that is already computed."""
+
+    output: StepOutput
+
+    def result(self) -> StepOutput:
+        return self.output
+
+
+def recompute(
+    items: list[ScheduledSequence], error: Exception, runner: Runner, tables: BlockTables
+) -> StepOutput:
+    """Returns the results of a step that has failed with `error`. Computes each half of the items
+    as a step of its own, and divides a half that fails again. An item that fails on its own gets
+    the error `internal`. A repeated computation writes the same KV and draws the same tokens.
+    Raises DeviceFailed."""
+    # A sequence that has no slot any more was preempted, and computes its tokens again later.
+    on_device = [item for item in items if item.sequence.slot is not None]
+    results = iter(_divide(on_device, error, runner, tables))
+    nothing = SequenceResult()
+    return StepOutput([nothing if i.sequence.slot is None else next(results) for i in items])
+
+
+def _divide(
+    items: list[ScheduledSequence], error: Exception, runner: Runner, tables: BlockTables
+) -> list[SequenceResult]:
+    if isinstance(error, DeviceFailed):
+        raise error
+    if len(items) <= 1:
+        return [SequenceResult(error=ErrorCode.INTERNAL) for _ in items]
+    results: list[SequenceResult] = []
+    for half in (items[: len(items) // 2], items[len(items) // 2 :]):
+        try:
+            results += runner.launch(build_step_input(half, tables)).result().sequences
+        except Exception as half_error:
+            results += _divide(half, half_error, runner, tables)
+    return results
