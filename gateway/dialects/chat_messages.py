@@ -65,7 +65,7 @@ def check_end(continue_final_message: bool | None, add_generation_prompt: bool |
 
 
 def neutral_messages(messages: Sequence[Json], reader: ConversationReader) -> list[Message]:
-    """Returns the neutral form of the messages. Raises InvalidRequest if a message is invalid."""
+    """Converts the messages of a body. Raises InvalidRequest if a message is invalid."""
     typed, place = typed_index(messages, _writer), Place("messages")
     return [
         _neutral(message, reader, Place(number, place, number == typed))

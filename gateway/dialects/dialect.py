@@ -1,5 +1,5 @@
-"""Defines the interface of the API dialects. A dialect translates a request's body into the neutral
-request, and the answer's deltas into bytes."""
+"""Defines the interface of the API dialects. A dialect translates a request's body into a
+`Request`, which has the same form for all dialects, and the answer's deltas into bytes."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Dialect(ABC, Generic[B]):
 
     @abstractmethod
     def read(self, body: B) -> Request:
-        """Returns the neutral request. Raises an InvalidRequest that names the invalid field."""
+        """Converts the body. Raises InvalidRequest, which names the invalid field."""
 
     @abstractmethod
     def answer_format(self, body: B, context: AnswerContext) -> BodyFormat:

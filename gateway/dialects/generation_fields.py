@@ -69,7 +69,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Whether the text includes the stop string that ended the answer."""
 
     def sampling(self) -> dict[str, Any]:
-        """Returns these fields in the form of the neutral request."""
+        """Returns these fields as a `Request` has them."""
         return {
             "min_tokens": self.min_tokens or 0,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop or [],

@@ -77,7 +77,7 @@ class Messages(Dialect[MessagesRequest]):
         )
 
     def count(self, body: Conversation) -> Request:
-        """Returns the neutral request whose prompt tokens are counted. Raises InvalidRequest."""
+        """Returns the `Request` whose prompt tokens are counted. Raises InvalidRequest."""
         return Request(**MessageReading(body).neutral_fields())
 
     def answer_format(self, body: MessagesRequest, context: AnswerContext) -> MessagesFormat:
@@ -86,16 +86,15 @@ class Messages(Dialect[MessagesRequest]):
 
 
 class MessageReading:
-    """Reader that turns a conversation into neutral messages and tools. Collects the names of
-    dropped contents."""
+    """Reader that turns a conversation into the messages and tools of a `Request`. Collects the
+    names of contents that it drops."""
 
     def __init__(self, body: Conversation) -> None:
         self._body = body
         self._reader = ConversationReader()
 
     def neutral_fields(self) -> dict[str, Any]:
-        """Returns the fields of the neutral request that the conversation sets. Raises
-        InvalidRequest."""
+        """Returns the fields of the `Request` that the conversation sets. Raises InvalidRequest."""
         body = self._body
         self._note(body, *MESSAGES)
         messages = self._system(body.system, Place("system"))
@@ -133,7 +132,7 @@ class MessageReading:
         return kept
 
     def _turns(self, message: Json, place: Place) -> list[Message]:
-        """Returns a message as neutral messages. Each tool result becomes a separate message."""
+        """Converts a message of the body. Each tool result in it becomes a separate message."""
         role = read_role(message, place, ROLES)
         content = self._reader.fields(message, FIELDS, place).get("content")
         if place.is_typed and message.get("content") is None:
@@ -149,7 +148,7 @@ class MessageReading:
         return merged(turns) or [Message(role)]
 
     def _block(self, role: Role, block: Any, content: Place, number: int) -> Sequence[Message]:
-        """Returns the neutral messages of a content block, or nothing if the block is dropped."""
+        """Converts a content block to messages, or to none if the block is dropped."""
         given = as_object(block)
         if "tool_use_id" in given:
             return [self._result(given, content.inner(number))]

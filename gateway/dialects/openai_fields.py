@@ -162,7 +162,7 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
     safety_identifier: str | None = None
 
     def neutral_fields(self) -> dict[str, Any]:
-        """Returns the fields of the neutral request that are the same for both routes."""
+        """Returns the fields of the `Request` that chats and completions have in common."""
         return {
             "model": self.model,
             "stream": bool(self.stream),
@@ -224,7 +224,7 @@ class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         check_truncation(self.truncate_prompt_tokens)
 
     def input_fields(self) -> dict[str, Any]:
-        """Returns these fields in the form of the neutral request."""
+        """Returns these fields as a `Request` has them."""
         return {
             "truncation": truncation(self.truncate_prompt_tokens, self.truncation_side or "right"),
             "priority": self.priority or 0,

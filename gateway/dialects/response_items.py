@@ -1,4 +1,4 @@
-"""Reads the items and tools of OpenAI's Responses into neutral messages and tools."""
+"""Converts the items and tools of OpenAI's Responses to the messages and tools of a `Request`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OFFERS = ("additional_tools", "tool_search_output")
 
 
 class ItemReading:
-    """Reader that turns items into neutral messages. Collects the tools that items offer."""
+    """Reader that converts items to messages. Collects the tools that items list."""
 
     def __init__(self, reader: ConversationReader) -> None:
         self._reader = reader

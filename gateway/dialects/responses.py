@@ -153,8 +153,8 @@ def _messages(body: ResponsesRequest, items: ItemReading) -> list[Message]:
 def _choice(
     body: ResponsesRequest, tools: Sequence[Tool], reader: ConversationReader
 ) -> ToolChoice:
-    """Returns the choice of tools in the neutral form. Raises InvalidRequest if an allowed function
-    or namespace has no name."""
+    """Returns the choice of tools as a `Request` has it. Raises InvalidRequest if an allowed
+    function or namespace has no name."""
     match body.tool_choice:
         case FunctionChoice(name=name, namespace=namespace):
             return NamedTool(qualified(namespace or "", name))

@@ -56,8 +56,8 @@ class UsageLoader:
         self._waiting: set[Path] = set()
         """Segments whose good records are loaded, but whose bad records are not set aside yet."""
         self._pause_s = 0.0
-        """Seconds from a failure to set records aside until the segments in `_waiting` are read
-        again."""
+        """Seconds to wait after bad records could not be set aside, before the segments in
+        `_waiting` are read again."""
         self._again_at = 0.0
 
     async def load(self) -> None:

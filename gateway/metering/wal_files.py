@@ -126,7 +126,7 @@ class WalFiles:
         return [each.name for each in self._locks if each not in full and each != self._folder]
 
     def drop(self, owner: str) -> None:
-        """Removes the folder of an owner. `emptied` must have returned the owner."""
+        """Removes the empty folder of an owner that `emptied` has returned."""
         with self._settled():
             self._drop_if_empty(self._root / owner)
 

@@ -40,8 +40,8 @@ class RequestMeter:
         self._num_tokens += num_tokens
 
     def end_step(self, now: float) -> None:
-        """Records the tokens of the step. All sequences whose previous token had the same time are
-        covered by one record of the interval between tokens."""
+        """Records the tokens of the step and the times between tokens. Sequences whose previous
+        token came at the same time are recorded together, with their number."""
         if self._num_tokens:
             engine_metrics.generation_tokens.add(self._num_tokens, *self._labels)
             self._num_tokens = 0

@@ -254,9 +254,9 @@ class Deadlines:
 
 
 def due_s(sequence: Sequence) -> float:
-    """Returns the time when the token after the sequence's tokens in flight is due. Each token is
-    due `tpot_s` after the previous token was due. If the first token was late, later tokens are due
-    relative to the time when the first token was generated."""
+    """Returns the time when the sequence's next token is due that no launched step computes. The
+    first token is due `ttft_s` after the arrival, and each later one `tpot_s` after the one before.
+    If the first token was late, later tokens are due relative to the time when it was generated."""
     times, terms = sequence.times, sequence.terms
     num_ahead = sequence.num_inflight_tokens
     first_s = times.arrival_s + terms.ttft_s
