@@ -23,8 +23,8 @@ from workers.scheduling.tenant_queue import NO_LOAD, TERMS, Load, Turn
 from workers.wire.protocol import ServiceClass
 
 MAX_PASSED = 64
-"""Maximum number of consecutive sequences of one tenant that get no tokens in a step. After them,
-the tenant's other sequences are left to the next step, which bounds the time of scheduling."""
+"""Maximum number of consecutive sequences of one tenant that are blocked in a step. After them, the
+tenant's other sequences are left to the next step, which bounds the time of scheduling."""
 
 TenantQueue = tenant_queue.TenantQueue[Sequence]
 ClassQueue = tenant_queue.ClassQueue[Sequence]
@@ -295,12 +295,13 @@ def _counter(class_queue: ClassQueue) -> float:
 
 def _in_order(tenant: TenantQueue, is_closed: Callable[[TenantQueue], bool]) -> Iterator[Sequence]:
     """Yields the pending sequences of one tenant, until `MAX_PASSED` consecutive sequences were
-    charged nothing. Waiting sequences come last. They are omitted if the tenant may start no more
-    sequences (`is_closed`)."""
-    num_passed = 0
+    blocked. Waiting sequences come last. They are omitted if the tenant may start no more sequences
+    (`is_closed`)."""
+    tenant.num_passed = 0
     for sequence in tenant.pending.copy():
-        if num_passed == MAX_PASSED or (sequence.is_waiting and is_closed(tenant)):
+        if tenant.num_passed >= MAX_PASSED or (sequence.is_waiting and is_closed(tenant)):
             return
         before = tenant.counter
         yield sequence
-        num_passed = num_passed + 1 if tenant.counter == before else 0
+        if tenant.counter != before:
+            tenant.num_passed = 0

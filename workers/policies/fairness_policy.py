@@ -132,7 +132,9 @@ class FairnessPolicy:
         if reason is BlockReason.BUDGET:
             self._is_spent = True
         elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.CONSTRAINT):
-            pass  # an adapter, prefix or constraint that is not ready blocks only its sequence
+            # An adapter, prefix or constraint that is not ready blocks only its sequence.
+            if sequence is not None:
+                sequence.place.tenant_queue.num_passed += 1
         elif reason is not BlockReason.MODEL and self._waits_over_share(sequence):
             self.over_share.is_closed = True
         else:

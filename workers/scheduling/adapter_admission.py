@@ -36,7 +36,8 @@ device. The first of each tenant is requested even then."""
 
 
 LATER = Blocked(BlockReason.ADAPTER)
-"""Decision that a sequence waits, because its adapter is loading or other adapters go first."""
+"""Decision that a sequence waits for its adapter, its constraint or a page of its prefix. It costs
+little and does not count as a block, so that any number of such sequences hides no others."""
 NO_MEMORY = Blocked(
     BlockReason.ADAPTER,
     (

@@ -74,7 +74,7 @@ class Schedule:
     is_short: bool = False
     """Whether a waiting sequence lacks memory that is shared with other models."""
     computing: dict[bytes | None, Sequence] = field(default_factory=dict[bytes | None, Sequence])
-    """Running prompts by the key of the page that they compute next."""
+    """Started prompts by the key of the page that they compute next."""
 
     @property
     def num_tokens(self) -> int:

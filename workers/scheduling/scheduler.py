@@ -13,7 +13,7 @@ from adapters.pool.source import AdapterRef, AdapterSource
 from memory.accounts import Tenant
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
-from workers.scheduling.adapter_admission import AdapterAdmission
+from workers.scheduling.adapter_admission import LATER, AdapterAdmission
 from workers.scheduling.intake import Intake
 from workers.scheduling.policy import SchedulingPolicy
 from workers.scheduling.schedule import Blocked, BlockReason, Failure, Schedule, ScheduledSequence
@@ -204,7 +204,7 @@ class Scheduler:
         for sequence in self.policy.in_turn():
             if not sequence.is_waiting:
                 self._continue(sequence, schedule, self.policy.room(sequence))
-            elif (blocked := self._admit(sequence, schedule)) is not None:
+            elif (blocked := self._admit(sequence, schedule)) and blocked is not LATER:
                 self.policy.block(sequence, blocked.reason)
                 if blocked.failure is not None:
                     self._fail(sequence, blocked.failure, schedule)
@@ -228,11 +228,13 @@ class Scheduler:
         releases all its resources."""
         constraint = sequence.constraint
         if not constraint.is_ready:
-            return Blocked(BlockReason.CONSTRAINT)
+            return LATER
         if constraint.failure is not None:
             return Blocked(BlockReason.CONSTRAINT, (ErrorCode.INVALID, constraint.failure))
         if not self.policy.room(sequence):
             return Blocked(BlockReason.BUDGET)
+        if self._awaits_page(sequence, schedule):
+            return LATER
         if not self.policy.may_have_slot(sequence, self.running, self._num_free_slots):
             return Blocked(BlockReason.SLOT)
         blocked = (
@@ -282,11 +284,8 @@ class Scheduler:
         table = sequence.block_table
         if sequence.may_skip_cached:
             sequence.num_computed = num_found = sequence.num_found()
-            key = sequence.page_key(num_found // PAGE_TOKENS)
-            if key is not None and (begun := schedule.computing.get(key)) is not None:
-                # This sequence lets the prompt that computes the page use its turn. Otherwise it
-                # would wait until that prompt's tenant, which may have a smaller share, has a turn.
-                self._continue(begun, schedule, self.policy.room(sequence))
+            sequence.awaited_key = sequence.page_key(num_found // PAGE_TOKENS)
+            if self._awaits_page(sequence, schedule):
                 return Blocked(BlockReason.PREFIX)
             table.match_prefix(sequence.page_keys(num_found // PAGE_TOKENS), num_found)
         num_own, num_beside = _num_missing(sequence), 0
@@ -303,6 +302,14 @@ class Scheduler:
         )
         failure = ErrorCode.PROMPT_TOO_LONG, message
         return Blocked(BlockReason.PAGES, failure, lacks_memory=True)
+
+    def _awaits_page(self, sequence: Sequence, schedule: Schedule) -> bool:
+        """Whether a started prompt computes the page that the sequence awaits. If so, lets this
+        prompt use the sequence's turn, because its tenant or class may have a smaller share."""
+        begun = sequence.awaited_key and schedule.computing.get(sequence.awaited_key)
+        if begun:
+            self._continue(begun, schedule, self.policy.room(sequence))
+        return bool(begun)
 
     def _find_slot(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
         """Returns None if a slot is free, or if one becomes free by preempting a sequence of an

@@ -87,6 +87,8 @@ class Sequence:
             layout=layout,
         )
         self._page_keys: list[bytes] = []
+        self.awaited_key: bytes | None = None
+        """First uncached page when the sequence last tried to start."""
         self.terms = TERMS[request.service_class]
         self.constraint: Constraint = NO_CONSTRAINT
         """Set before the sequence is queued, and closed at its end."""

@@ -90,6 +90,8 @@ class TenantQueue(Generic[Item]):
     """Number of pending and generating sequences."""
     num_started: int = 0
     """Number of pending sequences that run."""
+    num_passed: int = 0
+    """Number of consecutive sequences that were blocked in this step."""
     waiting: Load = NO_LOAD
     """Load of the pending sequences that do not run."""
     since: int = 0

@@ -21,7 +21,9 @@ from memory.accounts import FIRST_TURN, NO_TENANT, Tenant, Turn
 from tests.workers.no_models import make_loop
 from tests.workers.simulation import (
     Simulation,
+    StubAdapter,
     StubPool,
+    StubTimes,
     assert_equals_alone,
     generate,
     prompt_of,
@@ -31,6 +33,7 @@ from tests.workers.waiting import waiting_of
 from workers.execution.engine import MAX_FAILED_STEPS, EngineFailed
 from workers.policies.fairness_policy import CACHED_COST, MIN_KEPT, PREFILL_COST
 from workers.process.loop import INTEGRITY_PERIOD_S
+from workers.scheduling.constraint import NO_CONSTRAINT, Constraint, NoConstraint, Unconstrained
 from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import (
     Abort,
@@ -486,3 +489,39 @@ def test_the_step_budget_is_kept_and_decodes_go_first() -> None:
         simulation.step()
     assert len(simulation.outputs[0]) == before + 5
     assert max(simulation.ring.last()["num_tokens"]) == 32
+
+
+class SlowConstraint(Unconstrained):
+    """Grammars of requests with seed 1 are never compiled."""
+
+    def open(self, request: Generate, generated: Any) -> Constraint:
+        return Pending() if request.params.seed == 1 else NO_CONSTRAINT
+
+
+class Pending(NoConstraint):
+    is_ready = False
+
+
+@pytest.mark.parametrize("num_waiting", [65, 300])
+@pytest.mark.parametrize("reason", ["one adapter", "adapters", "grammar"])
+def test_sequences_that_wait_do_not_hide_one_that_can_run(reason: str, num_waiting: int) -> None:
+    """All are of one tenant, and the one that can run came last."""
+    pool = StubPool(num_slots=4, delay_steps=10**9)
+    simulation = Simulation(num_pages=4096, pool=pool, max_num_seqs=8, constraints=SlowConstraint())
+    pool.slots["here"], pool.adapters[0] = 0, StubAdapter(StubTimes(None))
+    for number in range(num_waiting):
+        adapter, seed = None, 0
+        match reason:
+            case "one adapter":
+                adapter = "cold"
+            case "adapters":
+                adapter = f"cold{number}"
+            case _:
+                seed = 1
+        request = generate(number, [number % 90] * 4, 1, adapter)
+        params = msgspec.structs.replace(request.params, seed=seed)
+        simulation.submit(msgspec.structs.replace(request, params=params))
+    simulation.submit(generate(num_waiting, [5] * 4, 1, "here"))
+    for _ in range(3):
+        simulation.step()
+    assert [*simulation.finished] == [num_waiting]
