@@ -21,8 +21,7 @@ class BlockTables:
         self._pool = pool
         self._offsets = np.zeros((0, 0), np.int64)
         self._written: dict[int, tuple[list[int], int]] = {}
-        """For each slot, the list of its sequence's pages, and the number of these pages whose
-        offsets are in `_offsets` already."""
+        """Pages of each slot's sequence, and the number of them whose offsets are stored."""
 
     def rows(self, slots: Array, lists: list[list[int]], width: int) -> NDArray[np.int64]:
         """Returns the byte offsets of the pages of the sequences in these slots, int64 [S, width].
