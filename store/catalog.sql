@@ -16,7 +16,8 @@ SELECT tenant_id, name FROM catalog_changes WHERE generation > $1;
 -- may be among them that two tenants call alike.
 
 -- name: catalog_tenants
-SELECT {columns of store.records.Tenant} FROM tenants WHERE $1::text[] IS NULL OR id = ANY ($1) ORDER BY id;
+SELECT {columns of store.records.Tenant} FROM tenants
+WHERE ($1::text[] IS NULL OR id = ANY ($1)) AND deleted_at IS NULL ORDER BY id;
 
 -- name: catalog_keys
 -- Admin keys, which belong to no tenant, each time.
@@ -35,13 +36,16 @@ SELECT {columns of store.records.ServedVersion}, expires_at IS NOT NULL AS is_ep
        (SELECT public_key FROM signing_keys k WHERE (k.tenant_id, k.id) = (v.tenant_id, v.signed_by)) AS public_key
 FROM adapter_versions v
 WHERE state = 'ready' AND ($1::text[] IS NULL OR tenant_id = ANY ($1) AND name = ANY ($2::text[]))
+    AND tenant_id NOT IN (SELECT id FROM tenants WHERE deleted_at IS NOT NULL)
 ORDER BY tenant_id, name, version;
 
 -- name: catalog_aliases
 SELECT {a.columns of store.records.Alias},
        (SELECT jsonb_object_agg(t.version::text, t.weight) FROM canary_targets t
         WHERE (t.tenant_id, t.name, t.alias) = (a.tenant_id, a.name, a.alias)) AS canary
-FROM aliases a WHERE $1::text[] IS NULL OR a.tenant_id = ANY ($1) AND a.name = ANY ($2::text[])
+FROM aliases a
+WHERE ($1::text[] IS NULL OR a.tenant_id = ANY ($1) AND a.name = ANY ($2::text[]))
+    AND a.tenant_id NOT IN (SELECT id FROM tenants WHERE deleted_at IS NOT NULL)
 ORDER BY a.tenant_id, a.name, a.alias;
 
 -- name: catalog_proofs

@@ -8,7 +8,7 @@ INSERT INTO adapters (tenant_id, name) VALUES ($1, $2) ON CONFLICT (tenant_id, n
 -- although requests in flight may still use it.
 WITH page AS MATERIALIZED (
     SELECT a.tenant_id, t.name AS tenant, a.name, a.created_at, v.states, v.last_state, p.aliases, p.pinned, p.canaries
-    FROM adapters a JOIN tenants t ON t.id = a.tenant_id
+    FROM adapters a JOIN tenants t ON t.id = a.tenant_id AND t.deleted_at IS NULL
     CROSS JOIN LATERAL (
         SELECT coalesce(jsonb_object_agg(s.alias, s.version), '{}') AS aliases,
                coalesce(array_agg(s.alias ORDER BY s.alias) FILTER (WHERE s.pinned), '{}') AS pinned,
@@ -44,5 +44,5 @@ FROM page LEFT JOIN heard USING (tenant_id, name) ORDER BY page.tenant, page.nam
 -- name: content_names
 -- $1: digests of contents. Returns the ready versions that have these contents.
 SELECT v.digest, t.name || '/' || v.name || '@' || v.version AS name
-FROM adapter_versions v JOIN tenants t ON t.id = v.tenant_id
+FROM adapter_versions v JOIN tenants t ON t.id = v.tenant_id AND t.deleted_at IS NULL
 WHERE v.digest = ANY ($1) AND v.state = 'ready' ORDER BY t.name, v.name, v.version;

@@ -77,13 +77,6 @@ async def _write_hold(database: Database, query: str, digest: str, holder: str) 
         return await connection.fetchval(sql[query], digest, holder) is not None
 
 
-async def leave_tenant(connection: Connection, tenant_id: str) -> None:
-    """Marks a tenant's contents as due for removal. The reaper keeps contents that versions of
-    other tenants have. Must be called before the tenant is deleted."""
-    await lock_catalog(connection)
-    await connection.execute(sql["contents_leave_of_tenant"], tenant_id)
-
-
 async def leave(connection: Connection, digest: str) -> None:
     """Marks the content of a deleted version as due for removal. The reaper keeps a content that
     other versions have."""

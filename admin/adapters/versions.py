@@ -168,6 +168,7 @@ async def check_holdings(
     if row is None:
         return
     quota = from_row(Quota, row)
+    await connection.execute(sql["holdings_store"], tenant_id)
     held = await connection.fetchrow(sql["adapters_held"], tenant_id, name, manifest.digest)
     assert held is not None
     asked = {

@@ -6,7 +6,7 @@ FROM gateways LEFT JOIN gateway_load ON gateway_id = id AND reported_at > now() 
 WHERE seen_at > now() - interval '10 seconds' ORDER BY id LIMIT $1;
 
 -- name: overview_counts
-SELECT (SELECT count(*) FROM tenants) AS num_tenants, (SELECT count(*) FROM adapters) AS num_adapters,
+SELECT (SELECT count(*) FROM tenants WHERE deleted_at IS NULL) AS num_tenants, (SELECT count(*) FROM adapters) AS num_adapters,
        (SELECT count(*) FROM workers) AS num_workers;
 
 -- name: overview_models

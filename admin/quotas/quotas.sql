@@ -48,14 +48,15 @@ FROM (SELECT kind, span, split_part(kind, '_', 1) AS unit,
 -- name: adapters_held
 -- $1: tenant id; $2: adapter name; $3: digest of a content. Returns the number of adapters and the bytes of contents
 -- that the tenant has, and whether it already has this name and this content.
-WITH held AS (
-    SELECT name, digest, (manifest ->> 'file_bytes')::bigint AS bytes FROM adapter_versions
-    WHERE tenant_id = $1 AND state NOT IN ('rejected', 'retired')
-)
-SELECT count(DISTINCT name) AS adapters,
-       (SELECT coalesce(sum(bytes), 0)::bigint FROM (SELECT DISTINCT digest, bytes FROM held) contents) AS bytes,
-       coalesce(bool_or(name = $2), false) AS has_name, coalesce(bool_or(digest = $3), false) AS has_content
-FROM held;
+SELECT adapters, bytes,
+       EXISTS (SELECT FROM adapter_versions
+               WHERE tenant_id = $1 AND name = $2 AND state NOT IN ('rejected', 'retired')) AS has_name,
+       EXISTS (SELECT FROM adapter_versions
+               WHERE digest = $3 AND tenant_id = $1 AND state NOT IN ('rejected', 'retired')) AS has_content
+FROM holdings_of($1);
+
+-- name: holdings_store
+SELECT store_holdings($1);
 
 -- name: quota_set_pin_bytes
 UPDATE tenants SET pin_bytes = $2 WHERE id = $1 AND pin_bytes <> $2;

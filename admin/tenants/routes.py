@@ -6,7 +6,6 @@ import msgspec
 from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, JSONBody
 
-from admin.adapters import contents
 from admin.http.entities import read_page
 from admin.http.guards import ADMIN, requires
 from admin.http.idempotency import IdempotencyKey, once
@@ -19,6 +18,7 @@ from admin.schemas import Deleted, Page
 from admin.tenants import tenants
 from admin.tenants.schemas import TenantChange, TenantCreate, TenantView
 from store.database import Connection
+from store.queries import lock_catalog
 from store.records import Tenant
 
 
@@ -81,10 +81,11 @@ class TenantController(Controller):
     async def delete_tenant(
         self, request: AdminRequest, tenant: FromPath[str], if_match: IfMatch = None
     ) -> Deleted:
-        """Deletes the tenant with its keys and adapters, and the files that no other tenant has."""
+        """Deletes the tenant. Its keys and names stop at once; its adapters, and the files that no
+        other tenant has, are deleted afterwards."""
         async with request.transaction() as connection:
             doomed = await _locked(connection, if_match, tenant)
-            await contents.leave_tenant(connection, doomed.id)
+            await lock_catalog(connection)
             await tenants.delete_tenant(connection, doomed)
         await request.plane.reap_now()
         return Deleted(doomed.id)

@@ -1,6 +1,6 @@
-"""Removes retired versions, adapters without versions, contents that no version has, reports of
-faults in such contents, and lost workers. Several processes may do this at the same time, and each
-of them may crash at any moment."""
+"""Removes retired versions, adapters of deleted tenants, adapters without versions, contents that
+no version has, reports of faults in such contents, and lost workers. Several processes may do this
+at the same time, and each of them may crash at any moment."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import asyncio
 
 from adapters.store.folder import Store
 from admin.adapters import contents, versions
+from admin.tenants import tenants
 from admin.workers import workers
 from store.database import EVERYTHING, Database
 from store.queries import lock_catalog, sql
 
 REAP_INTERVAL_S = 2.0
+VERSIONS_AT_ONCE = 1000
+"""Maximum number of versions of deleted tenants that are deleted in one pass, which holds the
+catalog's lock for some tenths of a second."""
 PRUNE_INTERVAL_S = 60.0
 
 
@@ -28,8 +32,9 @@ class Reaper:
             await connection.execute(sql["gateways_gone"])
             has_versions = await connection.fetchrow(sql["versions_to_reap"]) is not None
             has_adapters = await connection.fetchrow(sql["adapters_to_reap"]) is not None
+            has_tenants = await connection.fetchrow(sql["tenants_to_reap"]) is not None
             has_expired: bool = await connection.fetchval(sql["ephemeral_expired"])
-        if has_versions or has_adapters or has_expired:
+        if has_versions or has_adapters or has_tenants or has_expired:
             await self._reap_catalog()
         await contents.remove_due(self._database, self._remove)
         await workers.forget_lost(self._database)
@@ -37,6 +42,7 @@ class Reaper:
     async def _reap_catalog(self) -> None:
         async with self._database.transaction(EVERYTHING) as connection:
             await lock_catalog(connection)
+            await tenants.reap_deleted(connection, VERSIONS_AT_ONCE)
             await connection.execute(sql["ephemeral_retire_expired"])
             for row in await connection.fetch(sql["versions_to_reap"]):
                 key = (row["tenant_id"], row["name"], row["version"])

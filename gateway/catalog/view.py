@@ -157,6 +157,9 @@ class CatalogView:
             for tenant_id in (*snapshot.changed.tenants, None):
                 self._remove_tenant(tenant_id)
             places = snapshot.changed.adapters | adapters.keys()
+            # The adapters of a deleted tenant are deleted from the database later.
+            gone = [each for each in snapshot.changed.tenants if each not in tenants]
+            places |= {(each, name) for each in gone for name in self._adapters.get(each, ())}
             for tenant_id in {place[0] for place in places}:
                 self._adapters[tenant_id] = self._adapters.get(tenant_id, {}).copy()
             for place in places:

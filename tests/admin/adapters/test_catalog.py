@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from admin.adapters import contents, versions
+from admin.adapters import versions
 from admin.keys import keys
 from admin.models import models
 from admin.tenants import tenants
@@ -172,7 +172,6 @@ async def test_deleting_a_tenant_takes_all_of_it(database: Database):
         await keys.create_key(connection, b"p", tenant_id, TENANT_SCOPES)
         tenant = await tenants.find_tenant(connection, tenant_id)
     async with database.transaction() as connection:
-        await contents.leave_tenant(connection, tenant_id)
         await tenants.delete_tenant(connection, tenant)
     async with database.acquire() as connection:
         snapshot = await load_catalog(connection)

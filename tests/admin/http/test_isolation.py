@@ -102,6 +102,11 @@ async def fill(connection: Connection, name: str, digit: str) -> str:
     row = {"id": f"worker-{name}", "address": "unix:/w", "status": {}}
     await connection.execute(sql["workers_report"], f"gw-{name}", [row])
     await report(connection, f"gw-{name}", 1, {})
+    await connection.execute(sql["holdings_store"], tenant_id)
+    await connection.execute(
+        "INSERT INTO adapters (tenant_id, name, last_version) VALUES ($1, 'gone', 3)", tenant_id
+    )
+    await connection.execute(sql["adapter_delete"], tenant_id, "gone")
     await connection.execute(sql["gateway_load_report"], f"gw-{name}", {"seconds": 1})
     return tenant_id
 
@@ -272,7 +277,7 @@ async def test_the_role_owns_nothing_and_what_does_more_is_closed(two: Two, owne
     assert [role[name] for name in attributes] == [False, True, False, False, False]
     assert not role["rolbypassrls"] and not role["rolreplication"]
     assert owned == 0
-    assert len(open_functions) == 10
+    assert len(open_functions) == 13
     for function in open_functions:
         assert not function["is_public"], function["name"]
         assert function["proconfig"] == ["search_path=public, pg_temp"], function["name"]
@@ -292,7 +297,7 @@ async def test_the_role_may_run_every_named_query(database: Database):
 MUTATIONS = {
     "adapter_list": ("(a.tenant_id = $1 OR", "($1 <> '' OR", "adapters"),
     "version_list": ("v.tenant_id = $1 AND", "$1 <> '' AND", "adapters/bot/versions"),
-    "tenant_find": ("id = $1 OR name = $1", "$1 <> '' ORDER BY name DESC", "adapters"),
+    "tenant_find": ("(id = $1 OR name = $1)", "$1 <> '' ORDER BY name DESC", "adapters"),
 }
 
 
