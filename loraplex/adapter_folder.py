@@ -8,12 +8,41 @@ from pathlib import Path
 
 from adapters.errors import AdapterRejected
 from adapters.format.configuration import MAX_CONFIG_BYTES, parse_config
+from adapters.format.other_files import name_unused
 from adapters.format.tensor_headers import read_header
 from adapters.format.tensor_names import read_names
 from adapters.format.validator import CONFIG_NAME, PICKLE_NAMES, WEIGHTS_NAME
 from loraplex.errors import ApiFailure, Refused
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+USED = {
+    *(CONFIG_NAME, WEIGHTS_NAME, *PICKLE_NAMES, "adapter_model.safetensors.index.json"),
+    *("adapters.safetensors", "chat_template.jinja", "additional_chat_templates"),
+    *("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"),
+    *("generation_config.json", "added_tokens.json"),
+}
+"""Names of files in an adapter's folder that a push uses or has a message of its own about."""
+_SHARD = re.compile(r"adapter_model-\d+-of-\d+\.safetensors")
+
+
+def find_adapter(folder: Path, tell: Callable[[str], None]) -> Path:
+    """Returns the folder itself, or its only subfolder with an adapter if it has none itself. peft
+    writes such a subfolder for an adapter with a name of its own."""
+    if any((folder / name).exists() for name in (CONFIG_NAME, WEIGHTS_NAME, *PICKLE_NAMES)):
+        return folder
+    inner = [path.parent for path in sorted(folder.glob(f"*/{CONFIG_NAME}"))]
+    if len(inner) != 1:
+        return folder
+    tell(f"{folder} has no {CONFIG_NAME}: the adapter in {inner[0]} is pushed")
+    return inner[0]
+
+
+def name_others(folder: Path) -> list[str]:
+    """Returns sentences that name the files in an adapter's folder that a push does not use."""
+    names = [path.name for path in folder.iterdir()]
+    return name_unused(names, lambda name: name in USED or _SHARD.fullmatch(name) is not None)
 
 
 def check_folder(folder: Path, warn: Callable[[str], None]) -> None:
@@ -75,11 +104,13 @@ def _found_without_adapter(folder: Path) -> str | None:
             f"has a whole model (config.json) and no {CONFIG_NAME}: register it with loraplex model"
             " add, or push the adapter that it was merged from"
         )
+    inner = sorted(path.parent for path in folder.glob(f"*/{CONFIG_NAME}"))
     checkpoints = [
-        (int(match[1]), file.name)
-        for file in folder.iterdir()
-        if (match := _CHECKPOINT.fullmatch(file.name)) and (file / CONFIG_NAME).is_file()
+        (int(match[1]), file.name) for file in inner if (match := _CHECKPOINT.fullmatch(file.name))
     ]
+    others = [str(file) for file in inner if not _CHECKPOINT.fullmatch(file.name)]
+    if others:
+        return f"has no {CONFIG_NAME}, only adapters in folders: push {', '.join(others[:20])}"
     if not checkpoints:
         return None
     newest = folder / max(checkpoints)[1]

@@ -17,7 +17,7 @@ from adapters.format.signature import sign
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
 from admin.adapters.chat_template import check_template
 from admin.adapters.serving_data import check_names, parse_serving
-from loraplex.adapter_folder import check_folder
+from loraplex.adapter_folder import check_folder, name_others
 from loraplex.api import Api
 from loraplex.converted_folder import converted
 from loraplex.errors import ApiFailure, NoAnswer, Refused
@@ -43,6 +43,8 @@ def push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallbac
     Errors that do not depend on the files are raised before the files are sent. Waits while too
     many uploads are in progress. `report` gets the number of bytes sent. Raises ApiFailure.
     """
+    for sentence in name_others(folder):
+        tell(f"{folder}: {sentence}")
     with converted(folder, tell) as sent:
         return _push(api, sent, fields, report)
 

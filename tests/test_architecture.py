@@ -27,6 +27,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "sandbox",
         "adapters.manifest",
         "adapters.format.module_list",
+        "adapters.format.other_files",
         "adapters.format.patterns",
         "adapters.format.signature",
         "adapters.format.strict_json",

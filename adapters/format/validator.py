@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from adapters.errors import AdapterRejected
 from adapters.format.binding import (
@@ -95,6 +96,11 @@ class Validated(msgspec.Struct, frozen=True, tag=True):
     manifest: AdapterManifest
     modules: tuple[ListedModule, ...]
 
+    def warning(self, *warnings: str) -> Validated:
+        """Returns a copy whose manifest has further warnings."""
+        together = (*self.manifest.warnings, *warnings)
+        return replace(self, manifest=replace(self.manifest, warnings=together))
+
 
 def validate_and_list(
     files: AdapterFiles, bases: Sequence[BaseModelShape], limits: Limits
@@ -117,7 +123,9 @@ def validate_and_list(
         zeros = _scan(file, header, digest)
     manifest = _summarise(bound, digest.hexdigest(), len(raw_config) + file_bytes, zeros)
     modules = (ListedModule(each.layer, each.projection, each.scale) for each in bound.modules)
-    return Validated(manifest, tuple(modules))
+    pickles = [name for name in PICKLE_NAMES if (files.weights.parent / name).exists()]
+    ignored = [f"{name}, a pickle beside {WEIGHTS_NAME}, is not used" for name in pickles]
+    return Validated(manifest, tuple(modules)).warning(*ignored)
 
 
 class StoredAdapter(msgspec.Struct, frozen=True):

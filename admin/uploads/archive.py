@@ -13,10 +13,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, NamedTuple
 
 import msgspec
 
+from adapters.format.other_files import name_unused
 from adapters.format.validator import CONFIG_NAME, MAX_CONFIG_BYTES, PICKLE_NAMES, WEIGHTS_NAME
 from adapters.store.folder import is_disk_full
 from store.errors import Invalid
@@ -37,6 +38,8 @@ ZIP64_LOCATOR_BYTES = 20
 ZIP64_END_MAGIC = b"PK\x06\x06"
 ZIP64_END = struct.Struct("<4sQ2H2L4Q")
 REGULAR = (b"0", b"\0")
+NO_FILES = (b"5", b"x", b"g", b"L", b"K")
+"""Type flags of folders, extended headers and long names."""
 ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Supported compression methods. Other decoders take as much memory as the archive demands."""
 ZIP_ERRORS = (
@@ -66,23 +69,66 @@ def max_file_bytes(name: str, max_bytes: int) -> int:
     return min(max_bytes, MAX_CONFIG_BYTES) if name == CONFIG_NAME else max_bytes
 
 
-def extract(archive: Path, target: StagingFolder) -> None:
-    """Extracts the known files from an archive and skips all others. A file is recognised by the
-    last component of its path.
+def extract(archive: Path, target: StagingFolder) -> list[str]:
+    """Extracts the known files from an archive. A file is recognised by the last component of its
+    path. Returns sentences that name the files beside them, which are not extracted.
 
     A pickle's bytes are not copied. An empty file of the same name takes its place, and the
-    validator refuses it. Raises TooLarge, OSError if the disk is full, and Invalid if the archive
-    is damaged or not a plain tar or zip, or if a known file occurs twice or is not a regular file.
+    validator refuses or names it. Raises TooLarge, OSError if the disk is full, and Invalid if the
+    archive is damaged or not a plain tar or zip, if it has several adapters, or if a known file
+    occurs twice or is not a regular file.
     """
     with archive.open("rb") as file:
         head = file.read(TAR_BLOCK)
         file.seek(0)
         if head.startswith(ZIP_MAGIC):
-            _extract_zip(file, _Writer(target))
-        elif head[257:262] == b"ustar":
-            _extract_tar(file, _Writer(target))
-        else:
-            raise Invalid("neither an uncompressed .tar nor a .zip", "archive_format")
+            return _extract_zip(file, _Writer(target))
+        if head[257:262] == b"ustar":
+            return _extract_tar(file, _Writer(target))
+        raise Invalid("neither an uncompressed .tar nor a .zip", "archive_format")
+
+
+class _Chosen(NamedTuple):
+    """Files of an archive that form one adapter. folder: folder that contains them."""
+
+    paths: set[PurePosixPath]
+    folder: PurePosixPath
+
+    def name_others(self, paths: list[PurePosixPath]) -> list[str]:
+        """Returns sentences that name the other files and folders in the adapter's folder."""
+        others = {
+            path.relative_to(self.folder).parts[0]
+            for path in paths
+            if path not in self.paths and path.is_relative_to(self.folder)
+        }
+        inside = {path.relative_to(self.folder).parts[0] for path in self.paths}
+        return name_unused(others, inside.__contains__)
+
+
+def _choose(paths: list[PurePosixPath]) -> _Chosen:
+    """Returns the known files of the only adapter in an archive, or of the adapter whose folder
+    contains all others, such as a trainer's output folder. Raises Invalid if there is none such."""
+    known = [path for path in paths if path.name in KNOWN_FILES]
+    for path in known:
+        if known.count(path) > 1:
+            raise Invalid(f"{path.name} is in the archive twice", "duplicate_part", path.name)
+    folders = sorted({path.parent for path in known}, key=lambda folder: len(folder.parts))
+    if not folders:
+        return _Chosen(set(), PurePosixPath())
+    outer = folders[0]
+    if len({path.name for path in known}) == len(known):
+        return _Chosen({*known}, outer)
+    configured = [path.parent for path in known if path.name == CONFIG_NAME]
+    if outer not in configured or not all(each.is_relative_to(outer) for each in folders):
+        shown = ", ".join(str(each)[:64] for each in folders[:8])
+        name = next(path.name for path in known if path.parent != outer)
+        raise Invalid(
+            f"{name} is in the archive twice, because it has several adapters: send one of the"
+            f" folders {shown}",
+            "duplicate_part",
+            name,
+        )
+    return _Chosen({path for path in known if path.parent == outer}, outer)
 
 
 class _Writer:
@@ -91,14 +137,10 @@ class _Writer:
     def __init__(self, target: StagingFolder) -> None:
         self._target = target
         self._bytes_left = target.max_bytes
-        self._names: set[str] = set()
 
     def declare(self, name: str, num_bytes: int) -> None:
-        """Reserves the bytes that a member declares. Raises Invalid if a member of this name was
-        declared before, and TooLarge if this member or all members together are too large."""
-        if name in self._names:
-            raise Invalid(f"{name} is in the archive twice", "duplicate_part", name)
-        self._names.add(name)
+        """Reserves the bytes that a member declares. Raises TooLarge if this member or all members
+        together are too large."""
         if name in PICKLE_NAMES:
             return
         limit = max_file_bytes(name, self._target.max_bytes)
@@ -130,7 +172,7 @@ class _Writer:
             )
 
 
-def _extract_zip(file: IO[bytes], writer: _Writer) -> None:
+def _extract_zip(file: IO[bytes], writer: _Writer) -> list[str]:
     num_members = _count_zip_members(file)
     try:
         with zipfile.ZipFile(file) as archive:
@@ -139,31 +181,35 @@ def _extract_zip(file: IO[bytes], writer: _Writer) -> None:
                 raise Invalid(
                     "the .zip's directory has another length than it says", "archive_format"
                 )
-            wanted = [found for member in members if (found := _known_member(member))]
+            members = [member for member in members if not member.is_dir()]
+            paths = [PurePosixPath(member.filename) for member in members]
+            chosen = _choose(paths)
+            wanted = [
+                (path.name, _checked(path.name, member))
+                for path, member in zip(paths, members, strict=True)
+                if path in chosen.paths
+            ]
             for name, member in wanted:
                 writer.declare(name, member.file_size)
             writer.check_room()
             for name, member in wanted:
                 with archive.open(member) as source:
                     writer.copy(source, name, member.file_size)
+            return chosen.name_others(paths)
     except ZIP_ERRORS as error:
         if isinstance(error, OSError) and is_disk_full(error):
             raise
         raise Invalid(f"not a readable .zip: {error}", "archive_format") from error
 
 
-def _known_member(member: zipfile.ZipInfo) -> tuple[str, zipfile.ZipInfo] | None:
-    """Returns the name of the known file that a member contains, and the member. Returns None for
-    other members. Raises Invalid if the member is not a plain file."""
-    name = PurePosixPath(member.filename).name
-    if name not in KNOWN_FILES or member.is_dir():
-        return None
+def _checked(name: str, member: zipfile.ZipInfo) -> zipfile.ZipInfo:
+    """Returns the member. Raises Invalid if it is not a plain file."""
     kind = member.external_attr >> 16 & 0o170000
     if kind not in (0, 0o100000) or member.flag_bits & 1:
         raise Invalid(f"{name} is not a plain file", "archive_member", name)
     if member.compress_type not in ZIP_METHODS:
         raise Invalid(f"{name} is neither stored nor deflated", "archive_member", name)
-    return name, member
+    return member
 
 
 def _count_zip_members(file: IO[bytes]) -> int:
@@ -201,20 +247,31 @@ def _read_zip64_end(file: IO[bytes], locator_at: int) -> tuple[int, int]:
     return num_members, num_bytes
 
 
-def _extract_tar(file: IO[bytes], writer: _Writer) -> None:
-    for name, kind, num_bytes in _tar_members(file):
-        start = file.tell()
-        if name in KNOWN_FILES and kind != b"5":
+def _extract_tar(file: IO[bytes], writer: _Writer) -> list[str]:
+    members = list(_tar_members(file))
+    paths = [member.path for member in members]
+    chosen = _choose(paths)
+    for path, kind, num_bytes, start in members:
+        if path in chosen.paths:
             if kind not in REGULAR:
-                raise Invalid(f"{name} is not a plain file", "archive_member", name)
-            writer.declare(name, num_bytes)
-            writer.copy(_Part(file, num_bytes), name, num_bytes)
-        file.seek(start + -(-num_bytes // TAR_BLOCK) * TAR_BLOCK)
+                raise Invalid(f"{path.name} is not a plain file", "archive_member", path.name)
+            file.seek(start)
+            writer.declare(path.name, num_bytes)
+            writer.copy(_Part(file, num_bytes), path.name, num_bytes)
+    return chosen.name_others(paths)
 
 
-def _tar_members(file: IO[bytes]) -> Iterator[tuple[str, bytes, int]]:
-    """Yields the last path component, the type flag and the number of bytes of each member. Leaves
-    the file at the member's data, from which the caller must seek to the next member."""
+class _TarMember(NamedTuple):
+    """Member of a tar archive that is no folder. kind: type flag. start: offset of its bytes."""
+
+    path: PurePosixPath
+    kind: bytes
+    num_bytes: int
+    start: int
+
+
+def _tar_members(file: IO[bytes]) -> Iterator[_TarMember]:
+    """Yields the members of an archive except folders and headers of long names."""
     for _ in range(MAX_MEMBERS):
         block = file.read(TAR_BLOCK)
         if len(block) < TAR_BLOCK:
@@ -224,8 +281,18 @@ def _tar_members(file: IO[bytes]) -> Iterator[tuple[str, bytes, int]]:
         stored, summed = _octal(block[148:156]), sum(block[:148]) + sum(block[156:]) + 8 * 32
         if stored != summed:
             raise Invalid("the .tar is damaged", "archive_format")
-        path = block[:100].rstrip(b"\0").decode("utf-8", "replace")
-        yield PurePosixPath(path).name, block[156:157], _octal(block[124:136])
+        name, folder = (
+            part.split(b"\0")[0].decode("utf-8", "replace")
+            for part in (block[:100], block[345:500])
+        )
+        kind, num_bytes, start = block[156:157], _octal(block[124:136]), file.tell()
+        if kind not in NO_FILES:
+            # GNU's format has other fields in the place of the folder.
+            path = (
+                PurePosixPath(folder, name) if block[257:263] == b"ustar\0" else PurePosixPath(name)
+            )
+            yield _TarMember(path, kind, num_bytes, start)
+        file.seek(start + -(-num_bytes // TAR_BLOCK) * TAR_BLOCK)
     raise Invalid("the .tar has too many members", "archive_format")
 
 

@@ -70,14 +70,17 @@ def main() -> None:
 
 def _validate(upload: Upload) -> Outcome:
     folder = Path(upload.folder)
+    warnings: list[str] = []
     try:
         for field, template in upload.chat_templates.items():
             check_template(template, field)
         if upload.archive is not None:
             check_room = partial(check_free_space, folder, upload.min_free_bytes)
-            extract(Path(upload.archive), StagingFolder(folder, upload.max_bytes, check_room))
+            target = StagingFolder(folder, upload.max_bytes, check_room)
+            warnings = extract(Path(upload.archive), target)
         limits = Limits(upload.max_rank, upload.max_bytes, upload.max_image_bytes, CPU_S)
-        return validate_and_list(AdapterFiles.in_folder(folder), upload.bases, limits)
+        validated = validate_and_list(AdapterFiles.in_folder(folder), upload.bases, limits)
+        return validated.warning(*warnings)
     except AdapterRejected as rejected:
         return Rejected(rejected.to_dict())
     except (Invalid, TooLarge) as refused:

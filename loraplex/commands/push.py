@@ -152,6 +152,7 @@ def _push_all(
 ) -> tuple[list[Pushed], list[str]]:
     """Pushes all uploads. Returns the created versions, and the failures of the other uploads. If
     there is only one upload (`is_alone`), raises its failure instead."""
+    from loraplex.adapter_folder import find_adapter
     from loraplex.folder_serving import describe_taken, read_folder_serving
     from loraplex.pushing import num_bytes, push, wait_ready
 
@@ -164,14 +165,17 @@ def _push_all(
         failures.append(f"number {number}, {uploads[number - 1].folder}: {error}")
 
     what = uploads[0].fields["name"] if is_alone else f"{len(uploads)} adapters"
-    sizes = [num_bytes(upload.folder) for upload in uploads]
+    folders = [find_adapter(upload.folder, tell) for upload in uploads]
+    sizes = [num_bytes(folder) for folder in folders]
     with progress(f"uploading {what}", "validating") as report:
-        for number, (folder, fields) in enumerate(uploads, 1):
+        for number, (folder, (outer, fields)) in enumerate(zip(folders, uploads, strict=True), 1):
             before = sum(sizes[: number - 1])
             part = _part(report, before, sizes[number - 1], sum(sizes))
             fields = dict(fields)
             try:
-                found = {} if fields.pop("weights_only", False) else read_folder_serving(folder)
+                found = {}
+                if not fields.pop("weights_only", False):
+                    found = read_folder_serving(folder) or read_folder_serving(outer)
                 sent = fields | ({"folder_serving": found} if found else {})
                 version = push(server, folder, sent, part)
                 taken = describe_taken(version, found, fields.get("serving", {}))

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+import peft.utils.constants
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from adapters.format.other_files import SILENT
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
-from loraplex.adapter_folder import check_folder
+from loraplex.adapter_folder import USED, check_folder, find_adapter, name_others
 from loraplex.errors import ApiFailure, Refused
 from tests.adapters.files import CONFIG, write_adapter
+from tests.workers.importer.test_folder_walk import written_files
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 7\n"
 
@@ -73,6 +77,11 @@ KINDS: dict[str, tuple[Callable[[Path], None], type[ApiFailure], str]] = {
         "only 2 checkpoint.*checkpoint-1000 --name bot",
     ),
     "one checkpoint": (leave(f"checkpoint-5/{CONFIG_NAME}"), ApiFailure, "only 1 checkpoint"),
+    "several adapters in folders": (
+        leave(f"a/{CONFIG_NAME}", f"b/{CONFIG_NAME}", f"checkpoint-7/{CONFIG_NAME}"),
+        ApiFailure,
+        "only adapters in folders: push .*bot/a, .*bot/b$",
+    ),
     "prefix tuning": (configure(peft_type="PREFIX_TUNING"), Refused, "prefix tuning"),
     "prompt tuning": (configure(peft_type="PROMPT_TUNING"), Refused, "prompt *\n? *tuning"),
     "GGUF alone": (leave("adapter-f16.gguf"), ApiFailure, "has a GGUF file"),
@@ -128,6 +137,50 @@ def test_other_files_are_no_matter(folder: Path) -> None:
     warnings: list[str] = []
     check_folder(folder, warnings.append)
     assert warnings == []
+
+
+@pytest.mark.parametrize("inner", ["german", "checkpoint-12"])
+def test_the_only_adapter_one_folder_deeper_is_taken(inner: str, folder: Path) -> None:
+    write_adapter(folder.parent / "outer" / inner)
+    lines: list[str] = []
+    assert find_adapter(folder.parent / "outer", lines.append) == folder.parent / "outer" / inner
+    assert inner in lines[0]
+    assert find_adapter(folder, lines.append) == folder
+    write_adapter(folder.parent / "outer" / "second")
+    assert find_adapter(folder.parent / "outer", lines.append) == folder.parent / "outer"
+    assert len(lines) == 1
+
+
+TRAINERS = {
+    *("trainable_params.bin", "non_lora_trainables.bin", "new_embeddings.safetensors"),
+    *("trainable_params.pt", "value_head.bin", "pytorch_model.bin", "model.safetensors"),
+    *("mm_projector.bin", "adapter_model.gguf", "0000100_adapters.safetensors", "vocab.json"),
+    *("args.json", "config.json", "dataset_info.json"),
+}
+"""Files that trainers write beside an adapter: LongLoRA, LLaVA, TRL, MLX, ms-swift and others."""
+PEFT = {
+    value
+    for name, value in vars(peft.utils.constants).items()
+    if name.endswith("_NAME") and isinstance(value, str) and not name.startswith("DUMMY")
+}
+
+
+@pytest.mark.parametrize("name", sorted({*written_files(), *PEFT, *TRAINERS}))
+def test_every_file_of_a_folder_is_used_named_or_silent(name: str, folder: Path) -> None:
+    (folder / name).touch()
+    named = " ".join(name_others(folder))
+    is_silent = any(fnmatchcase(name, pattern) for pattern in SILENT)
+    assert (name in named) != (name in USED or is_silent)
+    if name in TRAINERS:
+        assert name in named
+
+
+def test_weights_that_are_not_used_have_a_sentence_of_their_own(folder: Path) -> None:
+    for name in ("trainable_params.bin", "new_embeddings.safetensors", "args.json", "optimizer.pt"):
+        (folder / name).touch()
+    weights, others = name_others(folder)
+    assert weights.endswith("may be in it: new_embeddings.safetensors, trainable_params.bin")
+    assert others == "not used: args.json"
 
 
 def test_the_two_lines_convert_a_pickle(folder: Path) -> None:

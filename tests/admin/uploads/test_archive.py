@@ -7,6 +7,7 @@ import io
 import struct
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from adapters.format.validator import CONFIG_NAME, MAX_CONFIG_BYTES, PICKLE_NAME
 from admin.uploads.archive import CHUNK_BYTES, StagingFolder, extract
 from admin.uploads.validation import Validation
 from store.errors import Invalid
-from tests.adapters.files import BASE
+from tests.adapters.files import BASE, write_adapter
 from web.errors import TooLarge
 
 MAX_BYTES = 4 << 20
+Pack = Callable[..., bytes]
 
 
 class Disk:
@@ -165,3 +167,63 @@ def test_a_large_archives_zip64_record_is_read(tmp_path: Path) -> None:
     locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, len(data) - 22, 1)
     target = unpack(tmp_path, data[:-22] + record + locator + data[-22:])
     assert (target / CONFIG_NAME).read_bytes() == b"{}"
+
+
+ADAPTER = {CONFIG_NAME: b"{}", WEIGHTS_NAME: b"w"}
+
+
+def inside(folder: str) -> dict[str, bytes]:
+    return {f"{folder}/{name}": f"{folder} {name}".encode() for name in ADAPTER}
+
+
+def unpack_named(folder: Path, data: bytes) -> tuple[bytes, list[str]]:
+    """The configuration that was extracted, and what was said of the other files."""
+    (folder / "archive").write_bytes(data)
+    (folder / "target").mkdir()
+    target = StagingFolder(folder / "target", MAX_BYTES, Disk().check)
+    named = extract(folder / "archive", target)
+    return (folder / "target" / CONFIG_NAME).read_bytes(), named
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_the_other_files_of_an_archive_are_named(tmp_path: Path, pack: Pack) -> None:
+    others = {"bot/new_embeddings.safetensors": b"", "bot/x/y.json": b"", "bot/optimizer.pt": b""}
+    config, named = unpack_named(tmp_path, pack(**inside("bot"), **others))
+    assert config.startswith(b"bot")
+    assert named == [
+        "not used, although trained weights may be in it: new_embeddings.safetensors",
+        "not used: x",
+    ]
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+@pytest.mark.parametrize("outer", ["", "out/"])
+def test_of_adapters_inside_an_adapter_the_outer_one_is_taken(
+    tmp_path: Path, pack: Pack, outer: str
+) -> None:
+    """As a trainer writes them; the order in the archive is no matter."""
+    first = {f"{outer}{name}": b"outer" for name in ADAPTER}
+    members = inside(f"{outer}checkpoint-5") | first | inside(f"{outer}older")
+    config, named = unpack_named(tmp_path, pack(**members))
+    assert config == b"outer"
+    assert named == ["not used: older"]
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_several_adapters_are_listed(tmp_path: Path, pack: Pack) -> None:
+    with pytest.raises(Invalid, match=r"send one of the folders x/a, x/b") as refused:
+        unpack_named(tmp_path, pack(**inside("x/a"), **inside("x/b")))
+    assert refused.value.code == "duplicate_part"
+
+
+async def test_a_stale_pickle_is_named_by_the_version(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "bot")
+    files = {name: (tmp_path / "bot" / name).read_bytes() for name in ADAPTER}
+    (tmp_path / "a.tar").write_bytes(tarred(**files, **{"adapter_model.bin": b"old"}))
+    (tmp_path / "target").mkdir()
+    validation = Validation(256, MAX_BYTES)
+    try:
+        manifest = await validation.validate("t", tmp_path / "target", [BASE], tmp_path / "a.tar")
+    finally:
+        await validation.close()
+    assert any("adapter_model.bin" in warning for warning in manifest.warnings)

@@ -415,6 +415,10 @@ def damaged_archives(folder: Path) -> dict[str, bytes]:
     gz = io.BytesIO()
     with tarfile.open(fileobj=gz, mode="w:gz") as archive:
         archive.add(folder / CONFIG_NAME, CONFIG_NAME)
+    twice = io.BytesIO()
+    with tarfile.open(fileobj=twice, mode="w") as archive:
+        for name in (CONFIG_NAME, WEIGHTS_NAME, CONFIG_NAME):
+            archive.add(folder / name, name)
     link = tarfile.TarInfo(WEIGHTS_NAME)
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     linked = io.BytesIO()
@@ -436,7 +440,7 @@ def damaged_archives(folder: Path) -> dict[str, bytes]:
         "gzip": gz.getvalue(),
         "tar cut": tar[:2000],
         "tar damaged": tar[:10] + b"!" + tar[11:],
-        "tar twice": tar_of(folder, **{"x/" + CONFIG_NAME: b"{}"}),
+        "tar twice": twice.getvalue(),
         "tar link": linked.getvalue(),
         "zip cut": zipped[:2000],
         "zip damaged": zipped[:100] + bytes(100) + zipped[200:],
