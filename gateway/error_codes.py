@@ -87,6 +87,10 @@ CODES: Mapping[str, tuple[int, str]] = {
         "The schema, expression or grammar cannot be enforced exactly.",
     ),
     "unsupported_content": (400, "No model here can read content of this kind, such as images."),
+    "unsupported_encoding": (
+        415,
+        "The body has a content coding other than gzip, deflate and zstd.",
+    ),
     "unsupported_item": (
         400,
         "An item of a Responses input refers to a stored response, and none is stored.",

@@ -59,25 +59,25 @@ class HeldBody:
         self._num_unread = 0
         self.num_bytes = 0
         self.num_read = 0
-        """Bytes received before the answer."""
+        """Bytes received before the answer, and bytes decoded from them."""
         self.on_unread: Callable[[int], None] | None = None
         """Function that is called with the number of bytes that were received after the answer."""
 
     def add(self, num_bytes: int) -> None:
-        """Adds received bytes."""
+        """Adds received or decoded bytes."""
         self.num_read += num_bytes
-        self._hold(num_bytes)
+        self.hold(num_bytes)
 
     def release(self, num_bytes: int | None = None) -> None:
         """Releases bytes, all of them if `num_bytes` is None."""
-        self._hold(-(self.num_bytes if num_bytes is None else num_bytes))
+        self.hold(-(self.num_bytes if num_bytes is None else num_bytes))
 
     def charge(self, owner: str) -> None:
         """Charges the body to an owner."""
         num_bytes = self.num_bytes
         self.release()
         self.owner = owner
-        self._hold(num_bytes)
+        self.hold(num_bytes)
 
     def throw_away(self, num_bytes: int) -> bool:
         """Counts bytes that were discarded because the request was already answered. Returns
@@ -101,7 +101,8 @@ class HeldBody:
         """Returns the limit that `num_more` further bytes of this body would exceed, or None."""
         return self._budget.excess_with(self.owner, num_more)
 
-    def _hold(self, num_bytes: int) -> None:
+    def hold(self, num_bytes: int) -> None:
+        """Counts further bytes in memory that are needed to read the body."""
         self.num_bytes += num_bytes
         if self.owner is None:
             self._budget.num_unowned_bytes += num_bytes

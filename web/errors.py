@@ -46,6 +46,18 @@ class TooLarge(ApiError):
     code = "request_too_large"
 
 
+class UnsupportedEncoding(ApiError):
+    """Error for a body in a content coding that is not decoded."""
+
+    status = 415
+    type = INVALID
+    code = "unsupported_encoding"
+    should_retry = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="content-encoding")
+
+
 class IdempotencyKeyReused(ApiError):
     """Error for an Idempotency-Key that the caller has already used for another request."""
 

@@ -17,7 +17,11 @@ from web.request import PlaneRequest, UploadPace
 class Client:
     """Client whose body comes in these chunks. Ends with None if it then sends nothing more."""
 
-    def __init__(self, chunks: Iterable[bytes | None], budget: BodyBudget | None = None) -> None:
+    def __init__(
+        self, chunks: Iterable[bytes | None], budget: BodyBudget | None = None, coding: str = ""
+    ) -> None:
+        """`coding` is the body's content coding."""
+        self._headers = [(b"content-encoding", coding.encode())] if coding else []
         self._chunks = [*chunks]
         self.num_received = 0
         self.held = HeldBody(budget or BodyBudget())
@@ -25,7 +29,8 @@ class Client:
 
     def request(self, announced: int | None = None) -> PlaneRequest[Any]:
         length = [] if announced is None else [(b"content-length", b"%d" % announced)]
-        scope = {"type": "http", "headers": length, "state": {HELD_BODY: self.held}}
+        headers = [*self._headers, *length]
+        scope = {"type": "http", "headers": headers, "state": {HELD_BODY: self.held}}
         return PlaneRequest[Any](scope, self._receive)
 
     async def _receive(self) -> Any:
