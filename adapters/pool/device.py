@@ -117,7 +117,7 @@ class DeviceTier:
         self._ops = ops
         self._clock = clock
         self.slots = Slots(num_slots, shape.num_layers, len(shape.projections), ops)
-        self._resident: dict[Placement, AdapterEntry] = {}
+        self.resident: dict[Placement, AdapterEntry] = {}
         self._refused: dict[str, int] = {}
         """Bytes of each account's last failed allocation. Until the next `poll`, the account's
         allocations of at least this size fail at once."""
@@ -152,7 +152,7 @@ class DeviceTier:
             return None
         entry.load_times.num_evicted = self._broker.num_evictions - num_before
         entry.placement, entry.slot = placement, self.slots.allocate()
-        self._resident[placement] = entry
+        self.resident[placement] = entry
 
         def copy() -> AdapterImage:
             payload = torch.from_numpy(image.payload)
@@ -182,7 +182,7 @@ class DeviceTier:
         if entry.slot is not None and entry.placement is not None:
             self.slots.free(entry.slot)
             self.placements.free(entry.placement)
-            del self._resident[entry.placement]
+            del self.resident[entry.placement]
             entry.placement = entry.slot = None
         entry.forget()
 
@@ -191,14 +191,14 @@ class DeviceTier:
         now = self._clock()
         return {
             placement: Idle((entry.account,), entry.device_loss_s(now))
-            for placement, entry in self._resident.items()
+            for placement, entry in self.resident.items()
             if entry.is_idle and (with_awaited or not entry.is_awaited)
         }
 
     def evict(self, placement: Placement) -> None:
         """Evicts an idle adapter from the device."""
         self.num_evictions += 1
-        self.free(self._resident[placement])
+        self.free(self.resident[placement])
 
     def _free_slot(self, account: str, *, is_first: bool) -> bool:
         """Evicts, to free a slot, the idle adapter of lowest reload cost per byte from the account
@@ -224,7 +224,7 @@ class DeviceTier:
     def check_integrity(self, entries: Collection[AdapterEntry]) -> None:
         """Raises IntegrityError unless slots, placements, tables and leases agree."""
         placed = {entry.placement: entry for entry in entries if entry.placement is not None}
-        require(placed == self._resident, f"{len(placed)} on the device")
+        require(placed == self.resident, f"{len(placed)} on the device")
         for entry in entries:
             name = entry.digest[:12]
             require((entry.placement is None) == (entry.slot is None), f"{name}: half placed")
@@ -242,10 +242,10 @@ class DeviceTier:
 
     def _is_first(self, account: str) -> bool:
         """Whether none of the account's adapters on the device is leased, loading or awaited."""
-        own = (entry for entry in self._resident.values() if entry.account == account)
+        own = (entry for entry in self.resident.values() if entry.account == account)
         return not any(e.leases or e.loading or e.is_awaited for e in own)
 
     def _ask_for_slot(self, account: str, *, is_first: bool) -> Ask:
         accounts = self._broker.bytes_held.accounts
-        slots = Holdings(accounts, ((e.account, 1) for e in self._resident.values()))
+        slots = Holdings(accounts, ((e.account, 1) for e in self.resident.values()))
         return Ask(slots, account, 1, is_first=is_first)

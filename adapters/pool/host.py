@@ -3,7 +3,7 @@ tenant's account that holds the most bytes relative to its weight, the least val
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from adapters.pool.image import AdapterImage
 from adapters.pool.load_cost import build_s, fetch_s
@@ -28,6 +28,18 @@ class HostTier:
     @property
     def max_bytes(self) -> int:
         return self._tier.max_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return self._tier.num_bytes
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self._tier)
+
+    def newest(self) -> Iterator[AdapterEntry]:
+        """Iterates over the entries that have an image, the last stored one first."""
+        return self._tier.newest()
 
     def put(self, entry: AdapterEntry, image: AdapterImage) -> None:
         """Stores the image, replacing the entry's previous one. There must be room."""

@@ -40,7 +40,7 @@ class AdapterPool:
         """Adapters that are loaded, loading, awaited, to be pinned or recently failed, by digest.
         Adapters only on disk are omitted, because there may be tens of thousands."""
         self._pins: dict[str, AdapterEntry] = {}
-        self._awaited: dict[AdapterEntry, None] = {}
+        self.awaited: dict[AdapterEntry, None] = {}
         """Entries that a caller may be waiting for."""
 
     @property
@@ -57,7 +57,7 @@ class AdapterPool:
         entry = self._entry(ref, tenant)
         entry.awaited_polls = AWAITED_POLLS
         entry.turns[tenant.name] = turn
-        self._awaited[entry] = None
+        self.awaited[entry] = None
         self.loads.advance(entry)
 
     def cancel(self, ref: AdapterRef) -> None:
@@ -129,10 +129,10 @@ class AdapterPool:
         self.device.poll()
         for entry in self.loads.failures.due():
             entry.forget()
-        for entry in list(self._awaited):
+        for entry in list(self.awaited):
             entry.awaited_polls = max(entry.awaited_polls - 1, 0)
             if not entry.is_awaited:
-                del self._awaited[entry]
+                del self.awaited[entry]
                 entry.forget()
         num_bytes, num_slots = self.device.share_bytes // 2, self.device.slots.count // 2
         for entry in self._pins.values():

@@ -112,7 +112,10 @@ def _worker(worker: Worker) -> WorkerOverview:
     adapters: dict[str, Held] = {}
     for tier in ("device", "host", "loading"):
         sizes = [adapter.num_bytes for adapter in status.adapters if adapter.tier == tier]
-        adapters[tier] = Held(len(sizes), sum(sizes))
+        number, size = len(sizes), sum(sizes)
+        if status.adapter_counts:
+            number, size = status.adapter_counts.get(tier, 0), status.adapter_bytes.get(tier, 0)
+        adapters[tier] = Held(number, size)
     return shown(
         WorkerOverview,
         worker,

@@ -65,6 +65,8 @@ class WorkerDetails(WorkerView, frozen=True, kw_only=True):
     adapters: dict[str, list[WorkerAdapterView]]
     """Adapters by tier: device, host, loading. In other tiers, only adapters that failed to
     load."""
+    num_unlisted_adapters: int = 0
+    """Number of further adapters that the worker holds, which it leaves out of long lists."""
     arena_bytes: int
     extents: str
     """Map of extents, one character each: '.' free, 'k' KV pages, 'a' adapters, 'w' weights."""

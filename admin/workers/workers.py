@@ -86,6 +86,13 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     draining: bool = False
     models: list[WorkerModel] = []
     adapters: list[WorkerAdapter] = []
+    num_unlisted_adapters: int = 0
+    """Number of adapters that the list leaves out, because it has a maximum length."""
+    adapter_counts: dict[str, int] = {}
+    """Number of adapters by tier, with those that are not listed. Empty from an older worker, which
+    lists all adapters."""
+    adapter_bytes: dict[str, int] = {}
+    """Bytes of adapters by tier, as in `adapter_counts`."""
     arena_bytes: int = 0
     extents: str = ""
     settings: dict[str, str] = {}

@@ -80,6 +80,8 @@ def show_worker(worker: str) -> None:
         return
     summary = {field: found[field] for field in SUMMARY}
     summary["extents"] += "\n(w weights, k KV pages, a adapters, . free)"
+    if found.get("num_unlisted_adapters"):
+        summary["unlisted adapters"] = found["num_unlisted_adapters"]
     show_one(summary, KINDS)
     adapters = [adapter for held in found["adapters"].values() for adapter in held]
     tenants = [row | {"tenant": row["tenant"] or "(none)"} for row in found["tenants"]]

@@ -22,6 +22,10 @@ class Tier(Generic[K]):
         """Iterates over the keys, the oldest item first."""
         return iter(self._sizes)
 
+    def newest(self) -> Iterator[K]:
+        """Iterates over the keys, the newest item first."""
+        return reversed(self._sizes)
+
     def __len__(self) -> int:
         return len(self._sizes)
 

@@ -201,12 +201,12 @@ def _names(status: WorkerStatus, tier: str) -> str:
 
 
 def _adapters(status: WorkerStatus) -> Figures:
-    near = {tier: sum(a.tier == tier for a in status.adapters) for tier in TIERS}
+    near = {tier: status.adapter_counts.get(tier, 0) for tier in TIERS}
     return _by_tier(near | {"disk": status.num_cached_adapters})
 
 
 def _adapter_bytes(status: WorkerStatus) -> Figures:
-    near = {tier: sum(a.num_bytes for a in status.adapters if a.tier == tier) for tier in TIERS}
+    near = {tier: status.adapter_bytes.get(tier, 0) for tier in TIERS}
     return _by_tier(near | {"disk": status.cached_adapter_bytes})
 
 
@@ -235,6 +235,11 @@ OF_WORKER: tuple[Gauge[WorkerStatus], ...] = (
         "loraplex_adapter_leases",
         "Sequences that hold an adapter on the device.",
         lambda w: sum(a.leases for a in w.adapters),
+    ),
+    Gauge(
+        "loraplex_unlisted_adapters",
+        "Adapters that the worker's status leaves out, because its list has a maximum length.",
+        lambda w: w.num_unlisted_adapters,
     ),
     Counter("loraplex_steps", "Steps that have ended.", lambda w: w.step),
     Counter(

@@ -1,4 +1,4 @@
-"""Reports of an engine: status, adapters, prefix cache, and step durations."""
+"""Reports of an engine: status, prefix cache, and step durations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from workers.observe.ring import StepRing
 from workers.scheduling.scheduler import Scheduler
 from workers.wire.prefix_index import changed_pages
 from workers.wire.protocol import (
-    AdapterStatus,
     CachedPages,
     ModelInfo,
     ModelStatus,
@@ -114,27 +113,6 @@ class EngineReport:
                 itl.get((self._info.name, engine_metrics.ENGINE), ())
             ),
         )
-
-    def adapters(self) -> list[AdapterStatus]:
-        """Returns the status of the adapters that the pool has entries for, followed by the status
-        of other adapters whose last load failed."""
-        entries, loads = self._pool.entries, self._pool.loads
-        errors = {
-            digest: (error.code, str(error)) for digest, error in loads.failures.faults.items()
-        }
-        near = [
-            AdapterStatus(
-                *(e.digest, e.tier, e.num_bytes, e.leases, e.is_pinned),
-                *errors.get(e.digest, ("", "")),
-                e.name,
-            )
-            for e in entries.values()
-        ]
-        return near + [
-            AdapterStatus(digest, loads.far_tier(digest), 0, 0, False, *error)
-            for digest, error in errors.items()
-            if digest not in entries
-        ]
 
     def cached_pages(self) -> Iterator[CachedPages]:
         """Returns frames with the changes of the prefix cache since the last call. If there were

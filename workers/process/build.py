@@ -39,6 +39,7 @@ from workers.execution.model_runner import ModelRunner
 from workers.execution.speed import measure_speed
 from workers.execution.warm_up import warm_up_runner
 from workers.models.spec import UnsupportedModel
+from workers.observe.adapter_list import list_adapters
 from workers.observe.ring import StepRing
 from workers.policies.queue_limits import QueueBounds
 from workers.process.config import WorkerConfig
@@ -236,11 +237,15 @@ class Worker:
         instances, arena = self.instances.values(), self.memory.arena
         held, adapters = arena.bytes_held.held, self.memory.adapters.held_bytes()
         num_cached, cached_bytes = self._builder.image_cache.held
+        listed = list_adapters([each.pool for each in instances], self._builder.host_tier)
         return WorkerStatus(
             instance_id=self.instance_id,
             draining=draining,
             models=self.served.status(),
-            adapters=[adapter for each in instances for adapter in each.report.adapters()],
+            adapters=listed.adapters,
+            num_unlisted_adapters=listed.num_unlisted,
+            adapter_counts=listed.counts,
+            adapter_bytes=listed.num_bytes,
             arena_bytes=arena.num_bytes + arena.num_beside * arena.extent_bytes,
             extents=arena.map(),
             settings=self.config.effective(),

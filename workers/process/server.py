@@ -267,7 +267,8 @@ class Server:
 
     def _send_apart(self, number: int, message: ToGateway, error: FrameTooLarge) -> None:
         """Sends a `StepFrame` that is too large for one frame as one frame per sequence. A sequence
-        whose own output is too large fails. Drops the gateway if any other message is too large."""
+        whose own output is too large fails. Of a `WorkerStatus`, leaves out adapters and tenants.
+        Leaves out any other message, and logs its type."""
         match message:
             case StepFrame(sequences=[output], progress=[]):
                 if self._engine is not None:
@@ -278,8 +279,19 @@ class Server:
                     self._send(number, StepFrame([], progress))
                 for output in outputs:
                     self._send(number, StepFrame([output]))
+            case WorkerStatus(adapters=adapters, tenants=tenants) if adapters or tenants:
+                num_unlisted = message.num_unlisted_adapters + len(adapters)
+                log.error("the status lists no adapters or tenants: %s", error)
+                short = msgspec.structs.replace(
+                    message, adapters=[], tenants=[], num_unlisted_adapters=num_unlisted
+                )
+                self._send(number, short)
+            case ProbeResult():
+                error_code, text = "adapter.probe.failed", f"the result is {error}"
+                failed = ProbeResult(message.id, error=error_code, message=text, is_final=False)
+                self._send(number, failed)
             case _:
-                self._drop(number)
+                log.error("gateway %d gets no %s: %s", number, type(message).__name__, error)
 
     def _drop(self, number: int) -> None:
         """Drops the gateway's connection and aborts its sequences. May be called twice."""

@@ -539,6 +539,13 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     """Number of adapter images in the disk cache, including images of adapters that are also on the
     host or the device."""
     cached_adapter_bytes: int = 0
+    num_unlisted_adapters: int = 0
+    """Number of adapters that `adapters` leaves out, because the list has a maximum length."""
+    adapter_counts: dict[str, int] = {}
+    """Number of adapters by their nearest tier, "host", "device" or "loading", including those that
+    are not listed. Empty from a worker of an older version, which lists all adapters."""
+    adapter_bytes: dict[str, int] = {}
+    """Bytes of adapters by their nearest tier, as in `adapter_counts`."""
 
 
 class CachedPages(msgspec.Struct, frozen=True, tag="cached"):

@@ -19,6 +19,8 @@ def figures(name: str, *adapters: AdapterStatus) -> list[tuple[float, dict[str, 
         tokens_per_s=0.0,
         num_cached_adapters=40,
         cached_adapter_bytes=4000,
+        adapter_counts={"host": 2, "device": 1},
+        adapter_bytes={"host": 200, "device": 100},
     )
     (read,) = [each.read for each in OF_WORKER if each.name == name]
     found = read(status)

@@ -25,6 +25,7 @@ from workers.wire.protocol import (
     UNSATISFIABLE,
     Abort,
     AdapterRef,
+    AdapterStatus,
     Desired,
     Drain,
     ErrorCode,
@@ -33,6 +34,7 @@ from workers.wire.protocol import (
     Generate,
     Hello,
     ModelInfo,
+    Models,
     ModelStatus,
     Probe,
     ProbeResult,
@@ -251,6 +253,24 @@ async def test_a_step_too_large_for_a_frame_goes_in_parts_or_fails_alone(engine:
         failed = await gate.receive()
         assert isinstance(failed, Failed) and (failed.id, failed.code) == (2, ErrorCode.INVALID)
         assert engine.posted[-1] == (number, Abort(2))
+
+
+async def test_a_status_too_large_for_a_frame_is_cut_and_no_gateway_is_dropped(
+    engine: Engine,
+) -> None:
+    adapter = AdapterStatus("a" * 64, "host", 100, 0, False, message="x" * 1000)
+    adapters = [adapter] * (MAX_FRAME_BYTES // 1000)
+    long = msgspec.structs.replace(STATUS, adapters=adapters, num_unlisted_adapters=5)
+    info = ModelInfo("m" * 64, "x" * (MAX_FRAME_BYTES + 1), 512)
+    async with gateway(engine) as gate:
+        number = await submit(engine, gate, 1)
+        engine.step([(number, long)])
+        expected = msgspec.structs.replace(
+            STATUS, adapters=[], num_unlisted_adapters=5 + len(adapters)
+        )
+        assert await gate.receive() == expected
+        engine.step([(number, Models([info])), (number, StepFrame([SequenceOutput(1, [5])]))])
+        assert await gate.receive() == StepFrame([SequenceOutput(1, [5])]), "it is still connected"
 
 
 async def test_a_gateway_of_the_version_before_is_served(engine: Engine) -> None:
