@@ -14,6 +14,7 @@ from admin.schemas import PATTERNS
 from store.errors import Invalid
 from store.stored_text import check_json
 from web.decoding import Fault, decoder_of, find_fault, first_step
+from web.lone_surrogates import replace_lone_surrogates
 
 _DECIMAL = re.compile(rb"""null|"?[0-9.eE+-]+"?""")
 _PATTERN = re.compile(r"matching regex (?P<text>'.*'|\".*\")$", re.DOTALL)
@@ -30,6 +31,8 @@ def decode_json(body: bytes, kind: Any) -> Any:
     except msgspec.ValidationError as error:
         raise _explain(find_fault(error, kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if replace_lone_surrogates(body) is not body:
+            raise Invalid("the body has half a surrogate pair", "invalid_json") from None
         raise Invalid(f"the body is not valid JSON: {error}", "invalid_json") from None
 
 

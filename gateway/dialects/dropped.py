@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FOLDED_TURNS = "folded_turns"
+LONE_SURROGATES = "lone_surrogates"
 UNBOUNDED_THOUGHT = "thinking.budget_tokens"
 
 WITHOUT_EFFECT = frozenset(
@@ -33,6 +34,8 @@ CONVERSATIONS: Mapping[str, str] = {
     "were written as text.",
     "is_error": "The mark that a tool failed, because chat templates know only results.",
     "items.*": "Items that are not text, calls or results, such as `items.web_search_call`.",
+    LONE_SURROGATES: "Halves of surrogate pairs, such as `\\ud83d` alone, which a client leaves "
+    "when it cuts a text in the middle of a character. Each becomes U+FFFD.",
     "reasoning_items": "Reasoning that a vendor encrypted, and summaries that accompany the text "
     "of reasoning.",
     "redacted_thinking": "Encrypted reasoning, which no model here can read.",

@@ -16,10 +16,11 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from gateway.dialects.dropped import WITHOUT_EFFECT
+from gateway.dialects.dropped import LONE_SURROGATES, WITHOUT_EFFECT
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import MAX_DEPTH, check_json
 from gateway.request import MadeCall, Message
+from web.lone_surrogates import replace_lone_surrogates
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -264,10 +265,20 @@ class ConversationReader:
                 check_json(text.encode(), len(text) * 4, param="arguments")
             if isinstance(given, dict):
                 return as_object(given)
-            return msgspec.json.decode(text, type=dict[str, Any]) if text.strip() else {}
+            return self._decoded(text) if text.strip() else {}
         except (msgspec.DecodeError, RecursionError, UnicodeEncodeError, InvalidRequest):
             self.drop("arguments")
             return {}
+
+    def _decoded(self, text: str) -> dict[str, Any]:
+        """Returns a JSON object. Raises msgspec.DecodeError."""
+        try:
+            return msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.DecodeError:
+            whole = replace_lone_surrogates(text.encode())
+            decoded = msgspec.json.decode(whole, type=dict[str, Any])
+        self.drop(LONE_SURROGATES)
+        return decoded
 
 
 def as_object(value: Any) -> Json:

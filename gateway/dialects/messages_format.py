@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ from gateway.dispatch.choice import Delta
 from gateway.exceptions import to_failure
 from gateway.limits.admission import Usage
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall, part_key
-from gateway.text.parsers.reading_parser import whole_characters
+from web.lone_surrogates import replace_lone_surrogates
 from web.messages_errors import messages_error
 
 encode = msgspec.json.encode
@@ -190,18 +189,9 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 def read_arguments(arguments: str) -> msgspec.Raw:
     """Returns the arguments of a call as JSON. Returns {} if they are truncated or no object."""
-    for text in (arguments, _with_whole_characters(arguments)):
-        try:
-            msgspec.json.decode(text, type=dict[str, Any])
-            return msgspec.Raw(text.encode())
-        except (msgspec.DecodeError, RecursionError):
-            continue
-    return msgspec.Raw(b"{}")
-
-
-def _with_whole_characters(arguments: str) -> str:
-    """Returns the JSON without escapes of lone surrogates, or an empty string if it is invalid."""
+    text = replace_lone_surrogates(arguments.encode())
     try:
-        return whole_characters(json.dumps(json.loads(arguments), ensure_ascii=False))
-    except (ValueError, RecursionError):
-        return ""
+        msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.Raw(text)
+    except (msgspec.DecodeError, RecursionError):
+        return msgspec.Raw(b"{}")

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import inspect
 
 from gateway.catalog.auth import Principal
+from gateway.dialects.dropped import LONE_SURROGATES
 from gateway.dialects.history import is_absent
 from gateway.exceptions import InvalidRequest
 from gateway.http.guards import CHARGE
@@ -23,6 +24,7 @@ from store.errors import INVALID
 from web.decoding import Fault, decoder_of, find_fault, first_step, members
 from web.error_answers import REFUSAL
 from web.headers import STATUS, find_header
+from web.lone_surrogates import replace_lone_surrogates
 from web.request import PlaneRequest
 
 MAX_BODY_BYTES = 10 << 20
@@ -35,11 +37,16 @@ have too many values."""
 MAX_SEARCHED = 1024
 """Maximum entries of a mapping that are searched for the invalid one."""
 MAX_TIMEOUT_S = 86_400
+REPLACEMENT = "\ufffd"
 TRACE = "trace"
 """Key in a request's state for its trace."""
 _SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,9})?")
 
 T = TypeVar("T")
+
+
+class MalformedBody(InvalidRequest):
+    """Error for a body that is not JSON."""
 
 
 class HttpRequest(PlaneRequest[Principal]):
@@ -50,6 +57,8 @@ class HttpRequest(PlaneRequest[Principal]):
         self.gateway: Gateway = self.app.state["gateway"]
         self.num_bytes = 0
         """Size of the body in bytes, once it is read."""
+        self.dropped: tuple[str, ...] = ()
+        """Names of what was replaced in the body to decode it."""
         self._whole: bytes | None = None
         state = scope["state"]
         if TRACE not in state:
@@ -78,7 +87,19 @@ class HttpRequest(PlaneRequest[Principal]):
         if delay_s := self.gateway.body_pace.delay_s(self.user.tenant.id, len(body)):
             await asyncio.sleep(delay_s)
         self._whole = b""
-        return decode_request(decoder, body)
+        try:
+            return decode_request(decoder, body)
+        except MalformedBody:
+            whole = replace_lone_surrogates(body)
+            if whole is body:
+                raise
+        data = decode_request(decoder, whole)
+        if REPLACEMENT in getattr(data, "model", ""):
+            raise InvalidRequest(
+                "Invalid value for 'model': it has half a surrogate pair.", param="model"
+            )
+        self.dropped = (LONE_SURROGATES,)
+        return data
 
     @property
     def deadline(self) -> float:
@@ -141,7 +162,7 @@ def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         except msgspec.ValidationError as error:
             raise _explain(find_fault(error, decoder.type), decoder.type, asked) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}") from None
+        raise MalformedBody(f"The body is not valid JSON: {error}") from None
 
 
 def _without_absent(given: Any, kind: Any) -> Any:

@@ -74,7 +74,7 @@ async def answer(http: HttpRequest, dialect: Dialect[B], body: B) -> ASGIApp:
     nothing yet. The application settles the request when it ends. If this function raises, it has
     released everything that the request held."""
     gateway, caller = http.gateway, http.user
-    request = dialect.read(body)
+    request = with_dropped(dialect.read(body), *http.dropped)
     target = await gateway.catalog.resolve(caller, request.model, request.user or caller.key.id)
     http.trace.model = request.model
     full_workers = refuse_early(http, target)

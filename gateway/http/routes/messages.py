@@ -33,7 +33,7 @@ async def count_message_tokens(
     request: HttpRequest, data: JSONBody[CountTokensRequest]
 ) -> Response[TokenCount]:
     """Returns the number of tokens in a conversation's prompt, which may exceed the context."""
-    neutral = MESSAGES.count(data)
+    neutral = with_dropped(MESSAGES.count(data), *request.dropped)
     target, tokenizer = await tokenizer_of(request, neutral.model)
     check_tools(neutral.tools, neutral.tool_choice, neutral.dropped)
     check_template_arguments(neutral.template_arguments)

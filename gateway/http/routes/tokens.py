@@ -37,6 +37,8 @@ async def tokenize(
     """Returns the token ids of a prompt or a conversation."""
     target, tokenizer = await tokenizer_of(request, data.model)
     reader = ConversationReader()
+    for name in request.dropped:
+        reader.drop(name)
     if data.messages is not None:
         conversation = Conversation(
             neutral_messages(data.messages, reader),
