@@ -36,8 +36,6 @@ def describe_taken(version: dict[str, Any], found: dict[str, Any], given: dict[s
     """Returns a list, as text, of the serving data that a version has from its folder, or an empty
     text. `found` is the folder's serving data (chat template, defaults, stop tokens). `given` is
     the serving data that the upload set, which takes precedence."""
-    if not found:
-        return ""
     serving, taken = version["serving"], list[str]()
     template = serving["template"]
     if template and template["text"] == found.get("chat_template") != given.get("chat_template"):

@@ -30,6 +30,7 @@ from admin.audit.audit import Actor, changing
 from admin.http.tenant_rates import TenantRates
 from admin.keys.lookup import KeyLookup
 from admin.models import base_choice
+from admin.models.folder_tokens import FolderTokens, compare_tokens
 from admin.models.own_serving import add_found, read_own_serving
 from admin.quotas.schemas import TenantLimits
 from admin.upkeep.reaper import PRUNE_INTERVAL_S, REAP_INTERVAL_S, Reaper
@@ -111,13 +112,19 @@ class AdminPlane:
         return BaseModelShape.from_config(config, digest), config["max_position_embeddings"]
 
     async def add_found(
-        self, serving: ServingData, found: ServingData, base: BaseModel
-    ) -> ServingData:
+        self, serving: ServingData, found: ServingData, tokens: FolderTokens, base: BaseModel
+    ) -> tuple[ServingData, list[str]]:
         """Returns an upload's serving data, completed with the values `found` in the files next to
-        the adapter. Found values that equal the base model's are not added. Raises Invalid if a
-        stop token is outside the model's vocabulary."""
-        if found != ServingData():
+        the adapter and with the end token of its tokenizer. Found values that equal the base
+        model's are not added. Also returns warnings about tokens that the base model lacks. Raises
+        Invalid if a stop token is outside the model's vocabulary."""
+        warnings: list[str] = []
+        if found != ServingData() or tokens != FolderTokens():
             folder = await asyncio.to_thread(self._model_folder, base.digest)
+            end, warnings = await asyncio.to_thread(compare_tokens, tokens, folder)
+            if end is not None:
+                ends = tuple(dict.fromkeys((*found.stop_token_ids, end)))
+                found = msgspec.structs.replace(found, stop_token_ids=ends)
             serving = add_found(serving, found, await asyncio.to_thread(read_own_serving, folder))
         if (highest := max(serving.stop_token_ids, default=0)) >= base.shape.vocab_size:
             raise Invalid(
@@ -126,7 +133,7 @@ class AdminPlane:
                 "serving_invalid",
                 "serving",
             )
-        return serving
+        return serving, warnings
 
     def _model_folder(self, digest: str) -> Path:
         """Returns the folder of a model in the store. The folder need not contain the weights.

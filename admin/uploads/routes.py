@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from litestar import Controller, Response, delete, get, patch, post
 from litestar.enums import ParamType
 from litestar.openapi import ResponseSpec
@@ -23,6 +24,7 @@ from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
 from admin.http.upload_body import BINARY, JSON, upload_body
 from admin.models import models
+from admin.models.folder_tokens import parse_folder_tokens
 from admin.schemas import Deleted, Page, shown
 from admin.signing_keys.signing_keys import parse_signature
 from admin.uploads.schemas import UploadCreate, UploadView
@@ -74,7 +76,8 @@ class UploadController(Controller):
         """Creates a version from the files of a form, or from an upload that was sent before.
 
         A form has the files that peft writes, or one archive, and the fields name, model, tenant,
-        alias, sha256, serving, folder_serving, signature and approve_template. `folder_serving` is
+        alias, sha256, serving, folder_serving, folder_tokens, signature and approve_template.
+        `folder_tokens` names tokens of the tokenizer in the adapter's folder. `folder_serving` is
         serving data from other files in the adapter's folder. Each of its fields is used if
         `serving` does not set it and the base model has another value. A JSON body has the same
         fields, and `upload`, the upload's id. The version is ready, and `alias` points to it, once
@@ -159,7 +162,10 @@ async def _make(
     manifest, base = await plane.validate(
         tenant, given.name, bases, staged, archive, request.actor, given_templates
     )
-    serving = await plane.add_found(serving, found, base)
+    tokens = parse_folder_tokens(given.folder_tokens)
+    serving, warnings = await plane.add_found(serving, found, tokens, base)
+    together = (*manifest.warnings, *warnings)
+    manifest = msgspec.structs.replace(manifest, warnings=together)
     new = shown(
         NewVersion,
         given,
@@ -199,6 +205,7 @@ async def _check(
     check_names(given.name, given.model, given.alias)
     serving = await asyncio.to_thread(parse_serving, given.serving)
     found = await asyncio.to_thread(parse_serving, given.folder_serving, "folder_serving")
+    parse_folder_tokens(given.folder_tokens)
     parse_signature(given.signature)
     if given.approve_template and request.user.tenant_id is not None:
         raise Forbidden("only an admin key may approve a chat template")

@@ -36,3 +36,7 @@ class VersionCreate(VersionFields, frozen=True, forbid_unknown_fields=True):
     folder_serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     """Serving data from files in the adapter's folder. A field is used if `serving` does not set it
     and the base model has another value."""
+    folder_tokens: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    """Tokens of the tokenizer in the adapter's folder: `added` has the ids of added tokens by text,
+    and `end` is the text of the token that ends a text. The version's warnings name the tokens that
+    the base model lacks. `end` is added to `stop_token_ids` if `serving` does not set them."""

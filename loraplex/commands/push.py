@@ -26,7 +26,7 @@ PATIENCE_S = 120.0
 server restarts."""
 NOT_PLAIN = {
     *("upload", "name", "tenant", "sha256", "signature", "approve_template"),
-    *("serving", "folder_serving"),
+    *("serving", "folder_serving", "folder_tokens"),
 }
 """Fields of the upload route for which no option is generated from the struct."""
 PLAIN = [name for name in VersionCreate.__struct_fields__ if name not in NOT_PLAIN]
@@ -154,6 +154,7 @@ def _push_all(
     there is only one upload (`is_alone`), raises its failure instead."""
     from loraplex.adapter_folder import find_adapter
     from loraplex.folder_serving import describe_taken, read_folder_serving
+    from loraplex.folder_tokens import read_folder_tokens
     from loraplex.pushing import num_bytes, push, wait_ready
 
     made: list[tuple[int, Pushed]] = []
@@ -176,6 +177,8 @@ def _push_all(
                 found = {}
                 if not fields.pop("weights_only", False):
                     found = read_folder_serving(folder) or read_folder_serving(outer)
+                    tokens = read_folder_tokens(folder) or read_folder_tokens(outer)
+                    fields |= {"folder_tokens": tokens} if tokens else {}
                 sent = fields | ({"folder_serving": found} if found else {})
                 version = push(server, folder, sent, part)
                 taken = describe_taken(version, found, fields.get("serving", {}))

@@ -74,3 +74,5 @@ def test_what_is_said_of_it() -> None:
     assert describe_taken({"serving": nothing}, found, {}) == ""
     given = {"chat_template": "A", "defaults": {"temperature": 0.6}, "stop_token_ids": [7]}
     assert describe_taken({"serving": serving}, found, given) == ""
+    ends = nothing | {"stop_token_ids": [7]}
+    assert describe_taken({"serving": ends}, {}, {}) == "stop token ids 7"

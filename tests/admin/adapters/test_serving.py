@@ -13,6 +13,7 @@ import pytest
 from adapters.store.folder import LocalStore
 from admin.app import create_app
 from admin.http.plane import AdminConfig
+from admin.models.folder_tokens import BaseTokens
 from store.database import Connection, Database
 from store.queries import catalog_generation, load_catalog
 from tests.adapters.files import write_adapter
@@ -379,3 +380,56 @@ async def test_wrong_words_of_a_folder_are_refused_by_the_name_of_the_field(
     ):
         refused = problem(await push(acme, tmp_path / "a", {}, folder_serving=found), 400)
         assert words in refused["message"]
+
+
+VOCABULARIES: dict[str, Any] = {
+    "BPE": {"<end>": 7, "caf\u00e9": 8, 'quo"te': 9},
+    "Unigram": [["<end>", 0.0], ["caf\u00e9", -1.5], ['quo"te', -2.0]],
+}
+
+
+@pytest.mark.parametrize("kind", VOCABULARIES)
+@pytest.mark.parametrize("escaped", [True, False])
+def test_tokens_are_found_in_every_vocabulary(kind: str, escaped: bool, tmp_path: Path):
+    tokenizer = {
+        "added_tokens": [{"id": 5, "content": "<im_end>", "special": True}],
+        "model": {"type": kind, "vocab": VOCABULARIES[kind], "merges": ["<a> <b>"]},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=escaped))
+    tokens = BaseTokens(tmp_path)
+    assert tokens.find("<im_end>") == 5
+    expected = {"BPE": (7, 8, 9), "Unigram": (-1, -1, -1)}[kind]
+    assert tuple(map(tokens.find, ("<end>", "caf\u00e9", 'quo"te'))) == expected
+    assert [tokens.find(token) for token in ("<a>", "end", "<end", "id")] == [None] * 4
+
+
+async def test_tokens_of_a_folder_that_the_base_lacks_are_named(
+    plane: Plane, base: str, tmp_path: Path
+):
+    """The end token of the folder ends answers in addition to the base's."""
+    own = plane.store / "models" / base
+    added = [{"id": n, "content": token} for n, token in enumerate(["<s>", "</s>", "<im_end>"])]
+    (own / "tokenizer.json").write_text(
+        json.dumps({"added_tokens": added, "model": {"vocab": {"a": 9}}})
+    )
+    (own / "generation_config.json").write_text('{"eos_token_id": 1}')
+    acme = await plane.tenant("acme")
+
+    async def pushed(name: str, tokens: object, **serving: object) -> Any:
+        more = {"name": name, "folder_tokens": json.dumps(tokens)}
+        made = await push(acme, tmp_path / "a", serving, **more)
+        assert made.status_code == 201, made.text
+        return made.json()
+
+    plain = await pushed("plain", {"added": {"<s>": 0, "</s>": 1, "a": 9}, "end": "</s>"})
+    assert plain["serving"]["stop_token_ids"] == []
+    assert not any("tokenizer" in warning for warning in plain["warnings"])
+    chat = await pushed("chat", {"added": {"<im_end>": 2}, "end": "<im_end>"})
+    assert chat["serving"]["stop_token_ids"] == [2]
+    said = await pushed("said", {"end": "<im_end>"}, stop_token_ids=[9])
+    assert said["serving"]["stop_token_ids"] == [9]
+    more = await pushed("more", {"added": {"<tool>": 400, "<s>": 0}, "end": "<stop>"})
+    assert more["serving"]["stop_token_ids"] == []
+    assert more["warnings"][-1].endswith("split into other tokens: <tool>, <stop>")
+    refused = await push(acme, tmp_path / "a", {}, folder_tokens='{"added": [1]}')
+    assert "folder_tokens" in problem(refused, 400)["message"]
