@@ -38,7 +38,8 @@ class Message(msgspec.Struct, frozen=True):
     """Turn of a conversation. Only a turn of the assistant has `reasoning` and `calls`, and only a
     turn of a tool has a `call_id`."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: str
+    """`system`, `user`, `assistant`, `tool`, or another role that the chat template names."""
     content: str = ""
     name: str | None = None
     """Name of the speaker, or of the tool."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -38,6 +39,8 @@ ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
     "tool": "tool",
     "function": "tool",
 }
+OTHER_ROLE = re.compile(r"[a-z_]{1,32}")
+"""Form of a role that is not one of `ROLES`, such as `document`."""
 FIELDS = frozenset(
     (
         *("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"),
@@ -94,7 +97,10 @@ def read_role(message: Json, place: Place, roles: Mapping[str, Any]) -> Any:
 
 
 def _neutral(message: Json, reader: ConversationReader, place: Place) -> Message:
-    role = read_role(message, place, ROLES)
+    role = message.get("role")
+    # The chat template decides about other roles: it refuses those that it does not name.
+    if not (isinstance(role, str) and OTHER_ROLE.fullmatch(role) and role not in ROLES):
+        role = read_role(message, place, ROLES)
     content = message.get("content")
     if isinstance(content, str) and len(message) == 2 and role != "tool":
         return Message(role, content)

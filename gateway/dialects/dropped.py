@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-FOLDED_TURNS = "folded_turns"
+from gateway.text.chat_template import FOLDED_TURNS, HIDDEN_TURNS
+
 LONE_SURROGATES = "lone_surrogates"
 UNBOUNDED_THOUGHT = "thinking.budget_tokens"
 
@@ -29,9 +30,11 @@ CONVERSATIONS: Mapping[str, str] = {
     "content.*": "Content of a kind that is not text, such as `content.image`. A short text "
     "replaces it, such as `[image omitted]`.",
     "fields.*": "Unknown fields in history.",
-    FOLDED_TURNS: "The chat template refused the turns. Instructions in the middle became a user's "
-    "turn, turns of one role were joined, calls of one turn were separated, or calls and results "
-    "were written as text.",
+    FOLDED_TURNS: "The chat template refused the turns or left out some of them. Instructions "
+    "became a user's turn, turns of one role were joined, calls of one turn were separated, calls "
+    "and results were written as text, or all turns were written into one.",
+    HIDDEN_TURNS: "The chat template leaves out some of the turns in each form, so that the prompt "
+    "lacks them.",
     "is_error": "The mark that a tool failed, because chat templates know only results.",
     "items.*": "Items that are not text, calls or results, such as `items.web_search_call`.",
     LONE_SURROGATES: "Halves of surrogate pairs, such as `\\ud83d` alone, which a client leaves "

@@ -64,8 +64,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """Position from which the adapter acts. None if it does not act in this prompt."""
     form: AnswerForm | None = None
     """Form of calls and thoughts in the answer. None if it is plain text."""
-    is_folded: bool = False
-    """Whether the turns were simplified because the chat template refused the original ones."""
+    change: str = ""
+    """How the prompt differs from the turns of a conversation (see `Rendered`), or empty."""
     in_thought: bool = False
     """Whether the prompt ends with the beginning of a thought."""
 
@@ -107,7 +107,7 @@ class _PromptReader:
         tokenizer.check_chars(num_chars, self._max_model_len)
         has_special_tokens = bool(request.add_special_tokens)
         kept = self._kept(has_special_tokens=has_special_tokens)
-        tokens, is_folded = await self._encode_chat(request.conversation, kept)
+        tokens, change = await self._encode_chat(request.conversation, kept)
         check_total([len(tokens)], request.num_choices, self._max_model_len, param="n")
         form = await tokenizer.answer_form(template)
         if target.serving.tool_format is not None:
@@ -116,7 +116,7 @@ class _PromptReader:
         last = messages[-1]
         echoed = [last.content] if request.echo and last.role == "assistant" else []
         return [
-            msgspec.structs.replace(each, form=form, in_thought=in_thought, is_folded=is_folded)
+            msgspec.structs.replace(each, form=form, in_thought=in_thought, change=change)
             for each in await self._prompts([tokens], echoed)
         ]
 

@@ -11,16 +11,17 @@ import asyncio
 import hashlib
 import re
 from collections import OrderedDict
-from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import nodes
 
 from gateway.exceptions import InvalidRequest
-from gateway.request import Conversation
+from gateway.request import Conversation, Message, Tool
 from gateway.text.parsers.answer_form import form_of
-from gateway.text.template_budget import BudgetExceeded, limited
+from gateway.text.shown_turns import ShownTurns, contains, shape_of
+from gateway.text.template_budget import BudgetExceeded, limited, steps_for
 from gateway.text.template_sandbox import MAX_ERROR_CHARS, make_environment
 from gateway.text.template_turns import folded, in_plain_messages
 
@@ -40,6 +41,21 @@ be found in the rendered prompt. The trailing space shows whether the template t
 transformers."""
 
 
+FOLDED_TURNS = "folded_turns"
+"""Name of the change that turns were simplified, because the template refused them or left out some
+of them."""
+HIDDEN_TURNS = "hidden_turns"
+"""Name of the change that the prompt lacks some turns, because the template leaves them out in each
+form."""
+ASKING = [Message("user", "?")]
+TOOL_CONVERSATIONS = [
+    Conversation(messages, [Tool(name="lookup")])
+    for messages in (ASKING, [Message("system", "!"), *ASKING])
+]
+"""Conversations with which it is found out whether a template shows tools."""
+
+ROLES = frozenset(("system", "user", "assistant", "tool"))
+
 SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
@@ -56,9 +72,8 @@ class Rendered(NamedTuple):
     """Rendered text of a prompt."""
 
     text: str
-    is_folded: bool = False
-    """Whether the turns were simplified by `folded` because the template refused the original
-    ones."""
+    change: str = ""
+    """`FOLDED_TURNS` or `HIDDEN_TURNS`, or empty if the prompt shows the turns as they are."""
 
 
 class ChatTemplate:
@@ -66,11 +81,11 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         """Raises jinja2.TemplateSyntaxError if the syntax of `source` is invalid."""
-        names = ENVIRONMENT.parse(source).find_all(nodes.Name)
-        self.shows_tools = any(name.name == "tools" for name in names)
-        """Whether the template itself renders tools. If so, it also renders calls and their
-        results."""
-        self.answer_form = form_of(source, shows_tools=self.shows_tools)
+        parsed = ENVIRONMENT.parse(source)
+        mentions_tools = any(name.name == "tools" for name in parsed.find_all(nodes.Name))
+        texts = {const.value for const in parsed.find_all(nodes.Const)}
+        self._roles = ROLES | {text for text in texts if isinstance(text, str)}
+        """Roles that a message may have: the usual ones, and each text in the template."""
         self._wants_short_ids = "length 9" in source
         self._template: Any = ENVIRONMENT.from_string(source)
         # One dict replaces Jinja's chain of dicts, because looking up names in the chain takes as
@@ -81,23 +96,52 @@ class ChatTemplate:
             "tools": None,
             "documents": None,
         }
+        self._shown_turns = ShownTurns(self._prompt_or_none)
+        self.shows_tools = mentions_tools and all(map(self._shows_all, TOOL_CONVERSATIONS))
+        """Whether the template itself renders tools. If not, they are described in plain
+        messages."""
+        self.answer_form = form_of(source, shows_tools=self.shows_tools)
 
     def render(self, conversation: Conversation, *, steps: int) -> Rendered:
-        """Renders the conversation. If the template refuses its turns, tries simplified forms of
-        them (see `template_turns`). Describes tools in plain messages if the template does not
-        render tools. Raises TemplateRefused if the template refuses all forms, and
-        TemplateOverBudget if a rendering takes more than `steps` steps (see `template_budget`)."""
+        """Renders the conversation. If the template refuses its turns or leaves out some of them,
+        tries simplified forms of them (see `template_turns`). Describes tools in plain messages if
+        the template does not render tools. If no form is shown completely, renders the turns as
+        they are. Raises TemplateRefused if the template refuses this too, and TemplateOverBudget if
+        a rendering takes more than `steps` steps (see `template_budget`)."""
+        self._check_roles(conversation.messages)
         if conversation.uses_tools and not self.shows_tools:
             conversation = in_plain_messages(conversation)
+        for number, form in enumerate(chain([conversation], folded(conversation))):
+            shape = shape_of(form)
+            if not self._shown_turns.are_shown(form, shape.shortened(), steps):
+                continue
+            try:
+                text = self._prompt(form, steps)
+            except TemplateRefused:
+                continue
+            if contains(text, form) or self._shown_turns.are_shown(form, shape, steps):
+                return Rendered(text, FOLDED_TURNS if number else "")
+        return Rendered(self._prompt(conversation, steps), HIDDEN_TURNS)
+
+    def _check_roles(self, messages: list[Message]) -> None:
+        for number, message in enumerate(messages):
+            if message.role not in self._roles:
+                raise InvalidRequest(
+                    f"Invalid value for 'messages[{number}].role': Expected one of system, "
+                    "developer, user, assistant, tool, function, or a role that the model's chat "
+                    f"template names; got {message.role!r}.",
+                    param="messages",
+                )
+
+    def _shows_all(self, conversation: Conversation) -> bool:
+        shape = shape_of(conversation)
+        return self._shown_turns.are_shown(conversation, shape, steps_for(1, 0))
+
+    def _prompt_or_none(self, conversation: Conversation, steps: int) -> str | None:
         try:
-            return Rendered(self._prompt(conversation, steps))
-        except TemplateRefused as refusal:
-            for plainer in folded(conversation):
-                with suppress(TemplateRefused):
-                    text = self._prompt(plainer, steps)
-                    if _shows_task(text, plainer):
-                        return Rendered(text, is_folded=True)
-            raise refusal
+            return self._prompt(conversation, steps)
+        except TemplateRefused:
+            return None
 
     def _prompt(self, conversation: Conversation, steps: int) -> str:
         messages = [message.for_template() for message in conversation.messages]
@@ -130,13 +174,6 @@ class ChatTemplate:
                 f"The model's chat template refused: {str(error)[:MAX_ERROR_CHARS]}",
                 param="messages",
             ) from error
-
-
-def _shows_task(text: str, conversation: Conversation) -> bool:
-    """Returns whether a prompt contains the last user message. A template that expects message
-    contents in another form may silently omit the contents."""
-    asked = [message.content for message in conversation.messages if message.role == "user"]
-    return not asked or asked[-1].strip() in text
 
 
 def _shorten_ids(messages: list[dict[str, Any]]) -> None:

@@ -1,10 +1,11 @@
-"""Rewrites conversations for chat templates that do not render tools or that refuse some turns.
+"""Rewrites conversations for chat templates that do not render tools, or that refuse some turns or
+leave them out.
 
 Tools are described as JSON in plain messages, in the format of Hermes and Qwen 2.5, which many
 other models have also seen in training. Agents send turns that many templates refuse, such as a
 system message in the middle, two turns of one role in a row, or several calls in one turn. A
-conversation is simplified only after a template has refused it, so that other prompts do not
-change.
+conversation is simplified only if a template refuses it or leaves out an instruction or a result,
+so that other prompts do not change.
 """
 
 from __future__ import annotations
@@ -184,6 +185,16 @@ def _without_system(conversation: Conversation) -> Conversation:
     return _with(conversation, messages)
 
 
+def _in_one_turn(conversation: Conversation) -> Conversation:
+    """Writes all turns into one of the user, each after its role. Leaves the last turn as it is if
+    the answer continues it."""
+    messages = conversation.messages
+    num_written = len(messages) - conversation.continue_final_message
+    written = [f"{turn.role}: {turn.content}" for turn in messages[:num_written] if turn.content]
+    last = messages[num_written:]
+    return _with(conversation, [Message("user", "\n\n".join(written)), *last])
+
+
 FORMS: tuple[tuple[Fold, ...], ...] = (
     (_with_one_system,),
     (_with_one_system, _alternating),
@@ -191,6 +202,7 @@ FORMS: tuple[tuple[Fold, ...], ...] = (
     (_with_one_system, _with_single_calls, _alternating, _with_described_tools),
     (_with_one_system, _with_calls_as_text, _alternating),
     (_with_one_system, _with_calls_as_text, _alternating, _without_system),
+    (_with_one_system, _with_calls_as_text, _in_one_turn),
 )
 """Simplified forms, in the order in which they are tried. Each form is a tuple of functions that
 are applied to the conversation one after the other."""

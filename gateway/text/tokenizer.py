@@ -67,8 +67,8 @@ class ChatTokens(NamedTuple):
     """Token ids of a conversation's prompt."""
 
     tokens: list[int]
-    is_folded: bool
-    """Whether the turns were simplified because the chat template refused the original ones."""
+    change: str
+    """How the prompt differs from the turns (see `Rendered`), or empty."""
 
 
 class _PoolingFile(msgspec.Struct):
@@ -145,7 +145,7 @@ class ModelTokenizer:
         If `kept` is given, returns only these tokens, and the special tokens that the tokenizer
         adds. Raises InvalidRequest if the template refuses the conversation, and
         ContextLengthExceeded if its text has more than `max_tokens` tokens."""
-        text, is_folded = await self.render(conversation, domain=domain, template=template)
+        text, change = await self.render(conversation, domain=domain, template=template)
         self.check_chars(len(text), max_tokens)
         if add_special_tokens or (kept is not None and len(text) > LONG):
             (tokens,) = await self._prompts.encode_each(
@@ -158,7 +158,7 @@ class ModelTokenizer:
         else:
             tokens = await self._prompts.encode(text, domain, max_tokens=max_tokens)
             tokens = tokens if kept is None else kept.of(tokens)
-        return ChatTokens(tokens, is_folded)
+        return ChatTokens(tokens, change)
 
     async def render(
         self, conversation: Conversation, *, domain: str, template: str | None = None

@@ -18,7 +18,7 @@ from tools.source_tree import ROOT
 PACKAGES = ("gateway", "admin", "loraplex", "store", "web")
 MAX_LINES = 42_600
 """Lines of Python of these packages. A feature that needs more raises it."""
-MAX_CHAT_FILES = 56
+MAX_CHAT_FILES = 57
 """Files of gateway/, web/ and store/ in which a chat request runs code, from its head to its last
 byte."""
 

@@ -14,7 +14,7 @@ from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dialects.dialect import AnswerContext, AnswerFormat, Dialect
-from gateway.dialects.dropped import FOLDED_TURNS, header_of
+from gateway.dialects.dropped import header_of
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.dispatch.answer_trace import routing_attributes
@@ -122,7 +122,7 @@ async def prepare(http: HttpRequest, request: Request, target: ResolvedModel) ->
     prompts = await encode_prompts(tokenizer, target, request, caller)
     user = GrammarUser(http.request_id, caller.tenant.id, caller.cache_domain)
     constraints = await constraints_of(request, tokenizer, prompts[0], gateway.grammars, user)
-    dropped = [*constraints.dropped, *([FOLDED_TURNS] if prompts[0].is_folded else [])]
+    dropped = [*constraints.dropped, *([prompts[0].change] if prompts[0].change else [])]
     return Run(
         request_id=http.request_id,
         caller=caller,

@@ -6,7 +6,6 @@ from litestar import Response, post
 from litestar.params import JSONBody
 from litestar.types import ASGIApp
 
-from gateway.dialects.dropped import FOLDED_TURNS
 from gateway.dialects.messages import Messages
 from gateway.dialects.messages_fields import (
     CountTokensRequest,
@@ -37,13 +36,13 @@ async def count_message_tokens(
     target, tokenizer = await tokenizer_of(request, neutral.model)
     check_tools(neutral.tools, neutral.tool_choice, neutral.dropped)
     check_template_arguments(neutral.template_arguments)
-    tokens, is_folded = await tokenizer.encode_chat(
+    tokens, change = await tokenizer.encode_chat(
         neutral.conversation,
         domain=request.user.cache_domain,
         template=target.chat_template(),
         max_tokens=max_counted(target),
     )
-    if is_folded:
-        neutral = with_dropped(neutral, FOLDED_TURNS)
+    if change:
+        neutral = with_dropped(neutral, change)
     headers = {name.decode(): value.decode() for name, value in dropped_header(neutral)}
     return Response(TokenCount(len(tokens)), headers=headers)

@@ -7,7 +7,7 @@ from litestar.params import JSONBody
 
 from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dialects.chat_messages import neutral_messages, read_tools
-from gateway.dialects.dropped import FOLDED_TURNS, header_of
+from gateway.dialects.dropped import header_of
 from gateway.dialects.history import ConversationReader
 from gateway.dialects.token_ids import (
     DetokenizeRequest,
@@ -49,15 +49,15 @@ async def tokenize(
         )
         check_tools(conversation.tools)
         check_template_arguments(conversation.template_arguments)
-        tokens, is_folded = await tokenizer.encode_chat(
+        tokens, change = await tokenizer.encode_chat(
             conversation,
             domain=request.user.cache_domain,
             template=target.chat_template(),
             max_tokens=max_counted(target),
             add_special_tokens=bool(data.add_special_tokens),
         )
-        if is_folded:
-            reader.drop(FOLDED_TURNS)
+        if change:
+            reader.drop(change)
     else:
         with_specials = data.add_special_tokens is not False
         (tokens,) = await tokenizer.encode_many(

@@ -30,7 +30,7 @@ EPHEMERAL = {"type": "ephemeral"}
 RECORDINGS = Path(__file__).parent / "recordings"
 TEMPLATES = Path(__file__).parents[1] / "text/templates"
 FAMILIES = ("gemma2", "gemma3", "hermes3", "llama3.1", "mistral-nemo", "phi3.5", "qwen3.5")
-CONTEXT = 1 << 14
+CONTEXT = 1 << 15
 
 
 @pytest.fixture(scope="module")

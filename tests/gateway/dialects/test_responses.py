@@ -157,7 +157,7 @@ WORDS: list[tuple[str, dict[str, Any], str, str]] = [
         "/chat/completions",
         {"model": "tiny", "messages": [{"role": "narrator", "content": "x"}]},
         "messages",
-        "Expected one of system, developer, user, assistant, tool, function; got 'narrator'.",
+        "or a role that the model's chat template names; got 'narrator'.",
     ),
 ]
 
