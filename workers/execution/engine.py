@@ -52,6 +52,7 @@ DRAWING_ERRORS = {
 
 Event = tuple[int, SequenceOutput | PromptProgress | Failed]
 """Connection number, and the output, progress or failure of one of that connection's sequences."""
+Drain = Callable[[], list[Event]]
 
 
 class NewTokens(NamedTuple):
@@ -245,23 +246,23 @@ class Engine:
     def suspend(self) -> list[Event]:
         """Waits for the steps in flight and preempts all running sequences, which keep their
         tokens. Returns the events of these steps."""
-        events = self._collect()
+        events = self.collect()
         with self.scheduler.kv.lock:
             self.scheduler.suspend(self._clock())
         return events
 
-    def step(self, *, is_alone: bool = True, is_held: bool = False) -> list[Event]:
+    def step(self, *, is_held: bool = False, drain: Drain | None = None) -> list[Event]:
         """Launches a step if there is work, and collects earlier steps. Leaves the new step in
-        flight only if the engine runs ahead and no other engine uses the device (`is_alone`),
-        because another engine's step would otherwise be charged for the time of this one. If a step
-        fails, only the sequences that cause it fail. is_held: if True, no waiting sequence is
-        admitted."""
-        events = self._collect() if self.last_schedule.needs_drain else []
-        is_launched = self._launch(is_held or self.runner is None, events)
-        num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0
-        return events + self._collect(num_ahead)
+        flight only if the engine runs ahead and no other engine uses the device, because another
+        engine's step would otherwise be charged for the time of this one. A failed step fails only
+        its own sequences. is_held: if True, no waiting sequence is admitted. drain: function that
+        collects the other engines' steps before a launch, or None if no other engine has work."""
+        events = self.collect() if self.last_schedule.needs_drain else []
+        is_launched = self._launch(is_held or self.runner is None, events, drain)
+        num_ahead = 1 if is_launched and drain is None and self._runs_ahead else 0
+        return events + self.collect(num_ahead)
 
-    def _launch(self, is_held: bool, events: list[Event]) -> bool:
+    def _launch(self, is_held: bool, events: list[Event], drain: Drain | None) -> bool:
         """Launches a step if there is work. Returns whether it was launched and may stay in flight.
         Appends the failures of sequences to `events`."""
         begin, start_s = perf_counter_ns(), self._clock()
@@ -275,22 +276,24 @@ class Engine:
             self.is_stalled = not schedule.items and not self._in_flight
         if not schedule.items or self.runner is None:
             return False
-        scheduled, launched_s = perf_counter_ns(), self._clock()
-        built, is_launched = scheduled, True
+        schedule_ns = perf_counter_ns() - begin
+        events += drain() if drain is not None else []
+        begin, launched_s = perf_counter_ns(), self._clock()
+        build_ns, is_launched = 0, True
         try:
             step_input = build_step_input(schedule.items, self._tables)
-            built = perf_counter_ns()
+            build_ns = perf_counter_ns() - begin
             step = self.runner.launch(step_input)
         except Exception as error:
             # Steps are computed in order, because each may read the tokens that the last one drew.
-            events += self._collect()
+            events += self.collect()
             step, is_launched = CompletedStep(self._recompute(schedule, error)), False
-        host_us = {"schedule": (scheduled - begin) // 1000, "build": (built - scheduled) // 1000}
+        host_us = {"schedule": schedule_ns // 1000, "build": build_ns // 1000}
         self._in_flight.append(InFlightStep(schedule, step, start_s, launched_s, host_us))
         return is_launched
 
-    def _collect(self, num_left: int = 0) -> list[Event]:
-        """Collects the results of all steps in flight except the newest `num_left`."""
+    def collect(self, num_left: int = 0) -> list[Event]:
+        """Waits for the results of all steps in flight, except the newest `num_left`."""
         events: list[Event] = []
         lock = self.scheduler.kv.lock
         while len(self._in_flight) > num_left:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from typing import assert_never
 
@@ -137,14 +138,26 @@ class WorkerLoop:
         last step, and then the other engines, the lowest virtual time first."""
         events: list[Event] = []
         models = {m.engine: m for m in self._served.active.values() if m.engine.has_work}
-        able = [engine for engine in models if not engine.is_stalled]
         for engine in self._device_scheduler.order(models):
-            begin_s = self._clock()
-            is_held = models[engine].state.is_held
-            events += engine.step(is_alone=len(able) <= 1, is_held=is_held)
+            begin_s, others = self._clock(), [each for each in models if each is not engine]
+            is_alone = all(each.is_stalled for each in others)
+            drain = None if is_alone else partial(self._collect_others, engine, others)
+            events += engine.step(is_held=models[engine].state.is_held, drain=drain)
             if not engine.is_stalled:
                 self._device_scheduler.charge(engine, self._clock() - begin_s)
                 break
+        return events
+
+    def _collect_others(self, engine: Engine, others: list[Engine]) -> list[Event]:
+        """Collects the steps that other engines have in flight before `engine` launches a step. The
+        time counts as theirs."""
+        events: list[Event] = []
+        for other in others:
+            begin_s = self._clock()
+            events += other.collect()
+            seconds = self._clock() - begin_s
+            self._device_scheduler.charge(other, seconds)
+            self._device_scheduler.charge(engine, -seconds)
         return events
 
     def _advance_models(self) -> None:

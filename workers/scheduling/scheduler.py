@@ -300,8 +300,7 @@ class Scheduler:
             f"needs {-(-len(sequence.tokens) // PAGE_TOKENS)} KV pages of {PAGE_TOKENS} tokens, "
             "more than there are beside its adapter and those that are pinned"
         )
-        failure = ErrorCode.PROMPT_TOO_LONG, message
-        return Blocked(BlockReason.PAGES, failure, lacks_memory=True)
+        return Blocked(BlockReason.PAGES, (ErrorCode.PROMPT_TOO_LONG, message), lacks_memory=True)
 
     def _awaits_page(self, sequence: Sequence, schedule: Schedule) -> bool:
         """Whether a started prompt computes the page that the sequence awaits. If so, lets this

@@ -159,7 +159,7 @@ def test_another_engine_has_the_device_to_itself() -> None:
     simulation = Simulation(runner=Watched, runs_ahead=True)
     simulation.submit(generate(0, [1, 2, 3], 2))
     while simulation.engine.has_work:
-        simulation.engine.step(is_alone=False)
+        simulation.engine.step(drain=list)
     assert log == ["launch 1", "collect 1", "launch 2", "collect 2"]
 
 

@@ -125,7 +125,7 @@ def run(engine: Engine, healthy: Generate, others: list[Generate]) -> list[int]:
             assert refused is None or refused.message
     tokens: list[int] = []
     for _ in range(MAX_STEPS):
-        for connection, event in engine.step(is_alone=True):
+        for connection, event in engine.step():
             if connection != 0 or isinstance(event, PromptProgress):
                 continue
             assert isinstance(event, SequenceOutput), event
