@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from adapters.format.signature import sign
+from adapters.format.signature import sign, sign_upload
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
 from admin.adapters.chat_template import check_template
 from admin.adapters.serving_data import check_names, parse_serving
@@ -54,9 +54,13 @@ def _push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallba
     check_folder(folder, tell)
     _check(api, fields)
     if (key := fields.get("sign")) is not None:
-        signature = base64.b64encode(sign(key, content_digest(AdapterFiles.in_folder(folder))))
-        fields = {**fields, "signature": signature.decode()}
-        del fields["sign"]
+        digest = content_digest(AdapterFiles.in_folder(folder))
+        fields = {name: value for name, value in fields.items() if name != "sign"}
+        signatures = {
+            "signature": sign(key, digest),
+            "upload_signature": sign_upload(key, digest, fields),
+        }
+        fields |= {name: base64.b64encode(raw).decode() for name, raw in signatures.items()}
     is_large = num_bytes(folder) > IN_PIECES_ABOVE
     deadline = time.monotonic() + PATIENCE_S
     while True:

@@ -184,11 +184,13 @@ async def _point(
     completions_only: bool = False,
 ) -> None:
     """Moves an alias to a target. The caller must hold the catalog's lock. Raises NotFound, or
-    Conflict if the target is not ready or the tenant's pins would exceed its quota."""
+    Conflict if the target is not ready or lacks a required signature, or if the tenant's pins would
+    exceed its quota."""
     wanted = set(target.canary or {}) | {target.version}
     rows = await connection.fetch(sql["version_states"], tenant_id, name, sorted(wanted))
     states = {row["version"]: row["state"] for row in rows}
     ephemeral = {row["version"] for row in rows if row["is_ephemeral"]}
+    unsigned = {row["version"] for row in rows if row["lacks_signature"]}
     for version in sorted(wanted):
         if version not in states:
             raise NotFound(f"no version {version} of adapter {name[:128]!r}", "version_not_found")
@@ -197,6 +199,13 @@ async def _point(
                 f"version {version} is ephemeral: it expires, and its effect was never proved. Push"
                 " its files as a version (loraplex adapter push) and promote that",
                 "version_ephemeral",
+                "version",
+            )
+        if version in unsigned:
+            raise Conflict(
+                f"version {version} is not signed, and this tenant requires signatures: push its"
+                " files again with --sign KEYFILE",
+                "version_not_signed",
                 "version",
             )
         if states[version] == AdapterState.AWAITING_APPROVAL:

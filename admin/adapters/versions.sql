@@ -69,7 +69,8 @@ ORDER BY v.version LIMIT $4;
 
 -- name: version_states
 SELECT version, version_state(state, serving) AS state, expires_at IS NOT NULL AS is_ephemeral,
-       (SELECT name FROM tenants WHERE id = $1) AS owner
+       (SELECT name FROM tenants WHERE id = $1) AS owner,
+       signature IS NULL AND (SELECT require_signature FROM tenants WHERE id = $1) AS lacks_signature
 FROM adapter_versions WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]);
 
 -- name: rejected_upload_add

@@ -86,8 +86,8 @@ async def revoke_key(connection: Connection, tenant_id: str, key_id: str) -> Sig
     return await find_key(connection, tenant_id, key_id)
 
 
-def parse_signature(text: str | None) -> bytes | None:
-    """Decodes a signature from the base64 text of a form. Raises Invalid."""
+def parse_signature(text: str | None, field: str = "signature") -> bytes | None:
+    """Decodes a signature from the base64 text of a form's field. Raises Invalid."""
     if text is None:
         return None
     try:
@@ -96,9 +96,9 @@ def parse_signature(text: str | None) -> bytes | None:
         raw = b""
     if len(raw) != SIGNATURE_BYTES:
         raise Invalid(
-            f"signature: not the base64 of {SIGNATURE_BYTES} bytes",
+            f"{field}: not the base64 of {SIGNATURE_BYTES} bytes",
             "signature_invalid",
-            "signature",
+            field,
         )
     return raw
 

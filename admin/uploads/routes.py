@@ -29,6 +29,7 @@ from admin.schemas import Deleted, Page, shown
 from admin.signing_keys.signing_keys import parse_signature
 from admin.uploads.schemas import UploadCreate, UploadView
 from admin.uploads.upload import MULTIPART, UploadForm, media_type
+from admin.uploads.upload_signature import check_upload_signature
 from admin.uploads.version_create import VersionCreate
 from store.errors import Invalid
 from store.records import BaseModel, ServingData, Tenant
@@ -76,7 +77,8 @@ class UploadController(Controller):
         """Creates a version from the files of a form, or from an upload that was sent before.
 
         A form has the files that peft writes, or one archive, and the fields name, model, tenant,
-        alias, sha256, serving, folder_serving, folder_tokens, signature and approve_template.
+        alias, sha256, serving, folder_serving, folder_tokens, signature,
+        upload_signature and approve_template.
         `folder_tokens` names tokens of the tokenizer in the adapter's folder. `folder_serving` is
         serving data from other files in the adapter's folder. Each of its fields is used if
         `serving` does not set it and the base model has another value. A JSON body has the same
@@ -163,7 +165,10 @@ async def _make(
         tenant, given.name, bases, staged, archive, request.actor, given_templates
     )
     tokens = parse_folder_tokens(given.folder_tokens)
+    async with request.reading() as connection:
+        covered = await check_upload_signature(connection, tenant, manifest.digest, given)
     serving, warnings = await plane.add_found(serving, found, tokens, base)
+    warnings += covered
     together = (*manifest.warnings, *warnings)
     manifest = msgspec.structs.replace(manifest, warnings=together)
     new = shown(
@@ -207,6 +212,7 @@ async def _check(
     found = await asyncio.to_thread(parse_serving, given.folder_serving, "folder_serving")
     parse_folder_tokens(given.folder_tokens)
     parse_signature(given.signature)
+    parse_signature(given.upload_signature, "upload_signature")
     if given.approve_template and request.user.tenant_id is not None:
         raise Forbidden("only an admin key may approve a chat template")
     async with request.reading() as connection:

@@ -30,6 +30,9 @@ class VersionCreate(VersionFields, frozen=True, forbid_unknown_fields=True):
     """SHA-256 in hex of the archive, or of the weights file if a form sends no archive."""
     signature: str | None = None
     """Base64 of the ed25519 signature of the content."""
+    upload_signature: str | None = None
+    """Base64 of the ed25519 signature of the content with name, model and the serving data that the
+    upload contains. Required with `signature` if the tenant requires signatures."""
     approve_template: bool = False
     """Whether the chat template is approved. Only for admin keys."""
     serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)

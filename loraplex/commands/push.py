@@ -26,6 +26,7 @@ PATIENCE_S = 120.0
 server restarts."""
 NOT_PLAIN = {
     *("upload", "name", "tenant", "sha256", "signature", "approve_template"),
+    "upload_signature",
     *("serving", "folder_serving", "folder_tokens"),
 }
 """Fields of the upload route for which no option is generated from the struct."""

@@ -4,7 +4,9 @@ is refused, and what the audit log says."""
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +20,13 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from adapters.format.signature import KeyRefused, read_private_key, read_public_key, sign
+from adapters.format.signature import (
+    KeyRefused,
+    read_private_key,
+    read_public_key,
+    sign,
+    sign_upload,
+)
 from adapters.format.validator import AdapterFiles, content_digest
 from admin.signing_keys.signing_keys import MAX_KEYS
 from store.queries import load_catalog
@@ -36,6 +44,13 @@ def public_pem(key: Ed25519PrivateKey | X25519PrivateKey) -> str:
 
 def signature(key: Ed25519PrivateKey, folder: Path) -> str:
     return base64.b64encode(sign(key, content_digest(AdapterFiles.in_folder(folder)))).decode()
+
+
+def signed(key: Ed25519PrivateKey, folder: Path, **fields: Any) -> dict[str, str]:
+    """Both signatures of an upload with these fields."""
+    digest = content_digest(AdapterFiles.in_folder(folder))
+    whole = base64.b64encode(sign_upload(key, digest, fields)).decode()
+    return {"signature": signature(key, folder), "upload_signature": whole}
 
 
 @pytest.fixture
@@ -125,10 +140,85 @@ async def test_a_tenant_that_requires_signatures(
     assert (
         await plane.client.post("signing-keys", json=new, params={"tenant": "acme"})
     ).status_code == 201
-    assert (await push(acme, folder, name="bot", signature=signature(key, folder))).is_success
+    files_only = await push(acme, folder, name="bot", signature=signature(key, folder))
+    refused = problem(files_only, 403)
+    assert refused["code"] == "signature_required" and "files only" in refused["message"]
+    assert (await push(acme, folder, name="bot", **signed(key, folder, name="bot"))).is_success
     await plane.client.patch("tenants/acme", json={"require_signature": False})
     write_adapter(tmp_path / "second", seed=2)
     assert (await push(acme, tmp_path / "second", name="bot")).is_success
+
+
+async def test_a_signature_covers_name_base_and_serving_data(
+    plane: Plane, acme: httpx.AsyncClient, folder: Path
+) -> None:
+    """A signature of one upload cannot be used for another one of the same files."""
+    key = Ed25519PrivateKey.generate()
+    model = (await plane.client.get("models")).json()["data"][0]["name"]
+    await register(acme, key)
+    serving = {"stop": ["\u00e9"], "defaults": {"top_p": 0.5, "temperature": 1}}
+    text = json.dumps(serving, indent=1)
+    whole = signed(key, folder, name="bot", serving=serving)
+    folder_serving, tokens = {"stop_token_ids": [3]}, {"end": "<x>"}
+    for fields in (
+        {"name": "other", "serving": text},
+        {"name": "bot"},
+        {"name": "bot", "serving": json.dumps(serving | {"stop": []})},
+        {"name": "bot", "serving": text, "folder_serving": json.dumps(folder_serving)},
+        {"name": "bot", "serving": text, "folder_tokens": json.dumps(tokens)},
+        {"name": "bot", "serving": text, "model": model},
+    ):
+        refused = problem(await push(acme, folder, **fields, **whole), 400)
+        assert (refused["code"], refused["param"]) == ("signature_invalid", "upload_signature")
+    made = await push(acme, folder, name="bot", serving=text, **whole)
+    assert made.status_code == 201 and not any("signature" in w for w in made.json()["warnings"])
+
+
+async def test_a_signature_of_the_files_alone_says_so(
+    acme: httpx.AsyncClient, folder: Path
+) -> None:
+    key = Ed25519PrivateKey.generate()
+    await register(acme, key)
+    made = (await push(acme, folder, name="bot", signature=signature(key, folder))).json()
+    assert made["warnings"][-1].startswith("the signature covers the files only")
+
+
+async def test_no_alias_is_moved_to_a_version_without_a_required_signature(
+    plane: Plane, acme: httpx.AsyncClient, folder: Path, tmp_path: Path
+) -> None:
+    """Neither by promotion, canary or rollback, nor when an earlier upload becomes ready."""
+    key = Ed25519PrivateKey.generate()
+    await register(acme, key)
+    for seed in (1, 2):
+        write_adapter(tmp_path / f"{seed}", seed=seed)
+        assert (await push(acme, tmp_path / f"{seed}", name="bot")).status_code == 201
+    await prove_all(plane.database)
+    prod = "adapters/bot/aliases/prod"
+    assert (await acme.put(prod, json={"version": 2})).is_success
+    assert (await push(acme, folder, name="bot", **signed(key, folder, name="bot"))).is_success
+    await prove_all(plane.database)
+    write_adapter(tmp_path / "late", seed=7)
+    late = {"name": "late", "alias": "next"}
+    assert (await push(acme, tmp_path / "late", **late)).status_code == 201
+    await plane.client.patch("tenants/acme", json={"require_signature": True})
+    await prove_all(plane.database)
+    shown = (await acme.get("adapters/late/versions/1")).json()
+    assert (shown["state"], shown["aliases"]) == ("ready", [])
+    assert (await acme.put(prod, json={"version": 3})).is_success
+    canary = {"canary": {"3": 90, "1": 10}}
+    for move in (
+        acme.put(prod, json={"version": 1}),
+        acme.put("adapters/bot/aliases/new", json={"version": 2}),
+        acme.put(prod, json=canary),
+        acme.post(f"{prod}/rollback"),
+        acme.put("adapters/late/aliases/prod", json={"version": 1}),
+    ):
+        refused = problem(await move, 409)
+        assert refused["code"] == "version_not_signed" and "--sign" in refused["message"]
+    assert (
+        await push(acme, tmp_path / "1", name="bot", **signed(key, tmp_path / "1", name="bot"))
+    ).status_code == 200
+    assert (await acme.put(prod, json={"version": 1})).is_success
 
 
 async def test_revoking_a_key_marks_its_versions(
