@@ -302,6 +302,9 @@ def _translate(error: asyncpg.PostgresError) -> ApiError:
             return NotFound(text) if "is not present" in _detail(error) else Conflict(text)
         case asyncpg.CheckViolationError() if form := FORMS.get(_constraint(error)):
             return Invalid(form)
+        case asyncpg.CheckViolationError() if not _constraint(error):
+            # Postgres reports a missing partition so. The row is right, and can be stored later.
+            return DatabaseRefused(f"the database refused: {text}")
         case asyncpg.UntranslatableCharacterError() | asyncpg.CharacterNotInRepertoireError():
             return Invalid(REASON)
         case asyncpg.IntegrityConstraintViolationError() | asyncpg.DataError():

@@ -493,6 +493,13 @@ ALERTS = (
         "The clock of a gateway's machine is not the database's.",
     ),
     Alert(
+        "LoraplexUsageSumsDiffer",
+        "critical",
+        "max(loraplex_usage_sums_differing) > 0",
+        1,
+        "Costs are reported from sums that differ from the usage they were made of.",
+    ),
+    Alert(
         "LoraplexTaskFails",
         "warning",
         "max by (task) (loraplex_task_failing_since_timestamp_seconds) > 0",

@@ -39,6 +39,7 @@ from admin.uploads.opened_folders import OpenedFolders
 from admin.uploads.resumable import ResumableUploads
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
 from admin.uploads.validation import NONE, Validation
+from admin.usage import check as usage_check
 from admin.usage import usage
 from store.database import Connection, Database
 from store.errors import ApiError, DatabaseUnavailable, Invalid
@@ -338,6 +339,9 @@ class AdminPlane:
         async def keep_usage() -> None:
             await usage.keep_days(self.database, self.config.usage_days)
 
+        async def check() -> None:
+            await usage_check.check_usage(self.database)
+
         async def keep_audit() -> None:
             await retention.prune_all(self.database, self.config.pepper, self.config.audit_days)
 
@@ -349,6 +353,7 @@ class AdminPlane:
                     ("what uploads left is not removed", sweep, idle_s / 8),
                     ("answers of creates are kept", forget, idempotency.CLEANING_INTERVAL_S),
                     ("old usage is not dropped", keep_usage, usage.UPKEEP_INTERVAL_S),
+                    ("usage is not checked", check, usage_check.INTERVAL_S),
                     ("the audit log is not pruned", keep_audit, retention.INTERVAL_S),
                 ):
                     tasks.create_task(repeat(what, work, interval_s))

@@ -50,8 +50,9 @@ async def test_from_empty_then_nothing_to_do(empty_dsn: str):
     database = await connect(empty_dsn)
     files = load_migrations()
     seen: list[str] = []
-    assert await migrate(database, report=seen.append) == [file.name for file in files] == seen
-    assert await migrate(database) == []
+    names = [file.name for file in files]
+    assert await migrate(database, report=seen.append, with_post=True) == names == seen
+    assert await migrate(database, with_post=True) == []
     async with database.acquire() as connection:
         tables = (await connection.fetchval(TABLES)).split(",")
     await database.close()
@@ -60,7 +61,7 @@ async def test_from_empty_then_nothing_to_do(empty_dsn: str):
 
 async def test_concurrent_runners_apply_each_file_once(empty_dsn: str):
     databases = [await connect(empty_dsn) for _ in range(5)]
-    applied = await asyncio.gather(*(migrate(database) for database in databases))
+    applied = await asyncio.gather(*(migrate(database, with_post=True) for database in databases))
     await asyncio.gather(*(database.close() for database in databases))
     names = [name for one in applied for name in one]
     assert names == [file.name for file in load_migrations()]
@@ -118,7 +119,7 @@ async def test_five_processes_one_of_which_is_killed_midway(empty_dsn: str):
 async def test_one_that_may_create_nothing_finds_that_nothing_is_to_do(empty_dsn: str):
     database = await connect(empty_dsn)
     files = load_migrations()
-    await migrate(database, files)
+    await migrate(database, files, with_post=True)
     async with database.acquire() as connection:
         await connection.execute("CREATE ROLE guest LOGIN PASSWORD 'guest'")
         try:
@@ -167,7 +168,10 @@ async def test_an_operators_own_roles():
                 await migrate_database(dsn("ours", "owner"))
             await superuser.execute("ALTER ROLE lpx_owner CREATEROLE")
             done = await asyncio.gather(
-                *(migrate_database(dsn(name, "owner")) for name in ("ours", "theirs"))
+                *(
+                    migrate_database(dsn(name, "owner"), with_post=True)
+                    for name in ("ours", "theirs")
+                )
             )
             assert done[0] == names[-len(done[0]) :] and done[1] == names
             await superuser.execute("ALTER ROLE lpx_owner NOCREATEROLE")
@@ -179,7 +183,7 @@ async def test_an_operators_own_roles():
                 await tenants.create_tenant(connection, f"by-{user}")
         async with working(dsn("ours", "app"), role=None) as connection:
             assert await tenants.list_tenants(connection, "", 9) == []
-        assert await migrate_database(dsn("ours", "app")) == []
+        assert await migrate_database(dsn("ours", "app"), with_post=True) == []
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])

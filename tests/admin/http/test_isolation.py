@@ -237,6 +237,8 @@ async def rolled_back(database: Database, sees: str) -> AsyncIterator[Connection
         "SELECT * FROM usage_20270115",
         "UPDATE usage SET cost = 0",
         "DELETE FROM usage",
+        "UPDATE usage_hourly SET cost = 0",
+        "UPDATE usage_totals SET cost = 0",
         "UPDATE alias_history SET reason = 'first'",
         "INSERT INTO audit_log (tenant_id, action, object, details) VALUES ('', '', '', '{}')",
         "UPDATE audit_log SET action = ''",
@@ -277,7 +279,7 @@ async def test_the_role_owns_nothing_and_what_does_more_is_closed(two: Two, owne
     assert [role[name] for name in attributes] == [False, True, False, False, False]
     assert not role["rolbypassrls"] and not role["rolreplication"]
     assert owned == 0
-    assert len(open_functions) == 13
+    assert len(open_functions) == 16
     for function in open_functions:
         assert not function["is_public"], function["name"]
         assert function["proconfig"] == ["search_path=public, pg_temp"], function["name"]

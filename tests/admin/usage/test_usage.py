@@ -537,15 +537,15 @@ ROWS_READ = """
 SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'usage_hourly'"""
 
 
-async def test_a_report_reads_what_it_is_about(database: Database, dsn: str) -> None:
+async def test_a_report_reads_what_it_is_about(owner: Database, dsn: str) -> None:
     """Also on a connection that has told of all tenants before, and a page no more than is left."""
     await fetch(
-        database,
+        owner,
         "INSERT INTO usage_hourly"
         " SELECT '2026-03-05Z'::timestamptz + n / 100 * interval '1 hour', 't' || n % 100, 'tiny',"
         " '', 'k', 1, 1, 0, 1, 0, 2, 0, 0, 0, 0 FROM generate_series(0, 19999) n RETURNING 1",
     )
-    async with database.acquire() as connection:
+    async with owner.acquire() as connection:
         await connection.execute("ANALYZE usage_hourly")
     start = datetime(2026, 3, 5, tzinfo=UTC)
     end = start + timedelta(hours=200)
@@ -563,9 +563,10 @@ async def test_a_report_reads_what_it_is_about(database: Database, dsn: str) -> 
 
     try:
         for _ in range(8):
-            assert await num_read() == 20_000
-        assert await num_read(tenants=["t7"]) <= 200
-        assert await num_read((end - timedelta(hours=2), "t7", "", "", 0, "")) <= 200
+            # The planner may read an end of the index.
+            assert 20_000 <= await num_read() <= 20_010
+        assert await num_read(tenants=["t7"]) <= 210
+        assert await num_read((end - timedelta(hours=2), "t7", "", "", 0, "")) <= 210
     finally:
         await one.close()
 
@@ -621,12 +622,14 @@ async def test_openais_client_reads_costs(plane: Plane) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("report", ["usage/completions", "costs"])
-async def test_a_page_ends_before_there_is_too_much_in_it(plane: Plane, report: str) -> None:
+async def test_a_page_ends_before_there_is_too_much_in_it(
+    plane: Plane, owner: Database, report: str
+) -> None:
     """A bucket is told whole, be it too much by itself; none is left out nor told twice."""
     num_keys = [15_000, 4_999, 2, 0, 25_000, 1, 0]
     start = datetime(2026, 3, 5, tzinfo=UTC)
     for n, keys in enumerate(num_keys):
-        async with plane.database.acquire() as connection:
+        async with owner.acquire() as connection:
             await connection.execute(
                 "INSERT INTO usage_hourly SELECT $1, 't', 'tiny', '', 'k' || k,"
                 " 1, 1, 0, 1, 0, 2, 1, 0, 0, 1 FROM generate_series(1, $2) k",
