@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from adapters.format.chat_templates import (
+    join_templates,
+    name_unused_templates,
+    read_templates,
+)
 from loraplex.errors import ApiFailure
 
-TEMPLATE_NAME, TOKENIZER_NAME = "chat_template.jinja", "tokenizer_config.json"
+TOKENIZER_NAME = "tokenizer_config.json"
 GENERATION_NAME = "generation_config.json"
 DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Sampling parameters in generation_config.json that a version's defaults can contain."""
 
 
-def read_folder_serving(folder: Path) -> dict[str, Any]:
+def read_folder_serving(
+    folder: Path, tell: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Returns the chat template, defaults and end tokens from the folder's files, in the form of an
-    upload's field `folder_serving`. Raises ApiFailure for files that are not JSON."""
+    upload's field `folder_serving`. Passes sentences about what is not used to `tell`. Raises
+    ApiFailure for files that are not JSON."""
     found: dict[str, Any] = {}
-    if template := _chat_template(folder):
+    if template := _chat_template(folder, tell):
         found["chat_template"] = template
     generation = read_json(folder / GENERATION_NAME)
     defaults = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
@@ -49,17 +58,17 @@ def describe_taken(version: dict[str, Any], found: dict[str, Any], given: dict[s
     return ", ".join(taken)
 
 
-def _chat_template(folder: Path) -> str | None:
-    """Returns the text of chat_template.jinja if the folder has this file, as transformers does.
-    Otherwise returns the template in tokenizer_config.json, which is the one named `default` if
-    there are several. Returns None if there is no template."""
-    if (folder / TEMPLATE_NAME).is_file():
-        return _text(folder / TEMPLATE_NAME)
-    template = read_json(folder / TOKENIZER_NAME).get("chat_template")
-    if isinstance(template, list):
-        entries = [each for each in cast(list[Any], template) if isinstance(each, dict)]
-        return {entry.get("name"): entry.get("template") for entry in entries}.get("default")
-    return template
+def _chat_template(folder: Path, tell: Callable[[str], None]) -> str | None:
+    """Returns the folder's chat template, or None if it has none. Passes sentences about templates
+    that are not used to `tell`. Raises ApiFailure for a template that is not UTF-8."""
+    embedded = read_json(folder / TOKENIZER_NAME).get("chat_template")
+    try:
+        templates = read_templates(folder, embedded)
+    except UnicodeDecodeError as error:
+        raise ApiFailure(f"a chat template in {folder} is not UTF-8: {error}") from None
+    for sentence in name_unused_templates(templates):
+        tell(f"{folder}: {sentence}")
+    return join_templates(templates)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from loraplex.folder_serving import describe_taken, read_folder_serving
 
 NAMED = [{"name": "tool_use", "template": "B"}, {"name": "default", "template": "A"}]
 
+JOINED = "{% if tools is not none %}\nB{%+ else %}\nA{%+ endif %}"
+
 
 @pytest.mark.parametrize(
     ("files", "found"),
@@ -20,7 +22,13 @@ NAMED = [{"name": "tool_use", "template": "B"}, {"name": "default", "template": 
         ({}, {}),
         ({"chat_template.jinja": "A"}, {"chat_template": "A"}),
         ({"tokenizer_config.json": {"chat_template": "A"}}, {"chat_template": "A"}),
-        ({"tokenizer_config.json": {"chat_template": NAMED}}, {"chat_template": "A"}),
+        ({"tokenizer_config.json": {"chat_template": NAMED}}, {"chat_template": JOINED}),
+        ({"tokenizer_config.json": {"chat_template": NAMED[1:]}}, {"chat_template": "A"}),
+        (
+            {"chat_template.jinja": "A", "additional_chat_templates/tool_use.jinja": "B"},
+            {"chat_template": JOINED},
+        ),
+        ({"additional_chat_templates/rag.jinja": "B"}, {}),
         (
             {"chat_template.jinja": "A", "tokenizer_config.json": {"chat_template": "B"}},
             {"chat_template": "A"},
@@ -46,8 +54,21 @@ NAMED = [{"name": "tool_use", "template": "B"}, {"name": "default", "template": 
 def test_what_is_found(tmp_path: Path, files: dict[str, Any], found: dict[str, Any]) -> None:
     for name, content in files.items():
         text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert read_folder_serving(tmp_path) == found
+
+
+def test_templates_that_are_not_used_are_named(tmp_path: Path) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    for name in ("rag", "tool_use", "short"):
+        (tmp_path / "additional_chat_templates" / f"{name}.jinja").write_text("A")
+    said: list[str] = []
+    read_folder_serving(tmp_path, said.append)
+    assert said == [f"{tmp_path}: chat templates not used: rag, short"]
+    (tmp_path / "additional_chat_templates/rag.jinja").write_bytes(b"\xff")
+    with pytest.raises(ApiFailure, match="is not UTF-8"):
+        read_folder_serving(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from adapters.format import chat_templates
 from adapters.format.other_files import name_unused
 from workers.importer.canonical import ImportRefused
 from workers.importer.json_file import read_json
@@ -18,8 +19,8 @@ COMPUTED = ("Transformer", "Pooling", "Normalize")
 """Modules of Sentence Transformers that are computed."""
 USED = {
     *("config.json", "generation_config.json", SINGLE_FILE, INDEX_FILE),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
-    *(MODULES, "1_Pooling"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *(chat_templates.FILE, chat_templates.FOLDER, MODULES, "1_Pooling"),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader
 
+from adapters.format import chat_templates
+from adapters.format.chat_templates import join_templates, name_unused_templates
 from workers.importer.canonical import ImportRefused, complete_config, write_json
 from workers.importer.gguf_config import build_config, build_generation_config
 from workers.importer.gguf_tensors import GGUFTensors
@@ -55,11 +57,20 @@ def write_from_gguf(
     write_json(folder / "tokenizer_config.json", build_tokenizer_config(metadata))
     write_json(folder / "config.json", complete_config(config, spec))
     write_json(folder / "generation_config.json", build_generation_config(metadata))
-    if template := metadata.get("tokenizer.chat_template"):
-        (folder / "chat_template.jinja").write_text(template)
+    templates = read_chat_templates(metadata)
+    if (template := join_templates(templates)) is not None:
+        (folder / chat_templates.FILE).write_text(template)
     stored = dict(_stored(tensors, name, shape, spec, formats) for name, shape in expected.items())
     write_safetensors(folder / SINGLE_FILE, stored, check_room, progress)
-    return []
+    return name_unused_templates(templates)
+
+
+def read_chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the texts of the file's chat templates by name."""
+    names: list[str] = metadata.get("tokenizer.chat_templates", [])
+    found = {name: metadata.get(f"tokenizer.chat_template.{name}") for name in names}
+    found[chat_templates.DEFAULT] = metadata.get("tokenizer.chat_template")
+    return {name: text for name, text in found.items() if text}
 
 
 def _stored(

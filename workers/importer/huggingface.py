@@ -12,6 +12,12 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
+from adapters.format import chat_templates
+from adapters.format.chat_templates import (
+    join_templates,
+    name_unused_templates,
+    read_templates,
+)
 from adapters.manifest import BaseModelShape
 from workers.importer.canonical import CHUNK_BYTES, ImportRefused, complete_config, write_json
 from workers.importer.canonical_layout import canonical_layout, is_canonical
@@ -82,7 +88,7 @@ def write_from_huggingface(
         notes += name_config_fields(text_part(whole))
     else:
         config, tensors = _of_transformers(source, whole, formats)
-    _write_tokenizer(source, folder)
+    notes += _write_tokenizer(source, folder)
     write_json(folder / "config.json", config)
     if (source / "generation_config.json").is_file():
         generation = _generation_config(source)
@@ -175,7 +181,9 @@ def _refuse_pickles(source: Path) -> None:
     raise ImportRefused(f"{source} needs its weights as safetensors; found {found}")
 
 
-def _write_tokenizer(source: Path, folder: Path) -> None:
+def _write_tokenizer(source: Path, folder: Path) -> list[str]:
+    """Writes the tokenizer's files and the chat template. Returns sentences about what is not
+    used."""
     if not (source / "tokenizer.json").is_file():
         raise ImportRefused(f"{source} has no tokenizer.json; other tokenizer files are not read")
     shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
@@ -188,21 +196,14 @@ def _write_tokenizer(source: Path, folder: Path) -> None:
     if special.is_file() and "added_tokens_decoder" not in config:
         # transformers reads the file only if older versions wrote tokenizer_config.json.
         config |= read_object(special)
-    template = _chat_template(source, config.pop("chat_template", None))
+    try:
+        templates = read_templates(source, config.pop("chat_template", None))
+    except UnicodeDecodeError as error:
+        raise ImportRefused(f"a chat template is not UTF-8: {error}") from error
     write_json(folder / "tokenizer_config.json", config)
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template)
-
-
-def _chat_template(source: Path, embedded: Any) -> str | None:
-    """Returns the chat template, or None if the source has none. As in transformers, the file
-    chat_template.jinja takes precedence over the template in the tokenizer config. If the config
-    has several named templates, returns the one named `default`."""
-    if (source / "chat_template.jinja").is_file():
-        return (source / "chat_template.jinja").read_text()
-    if isinstance(embedded, list):
-        return {entry["name"]: entry["template"] for entry in embedded}.get("default")
-    return embedded
+    if (template := join_templates(templates)) is not None:
+        (folder / chat_templates.FILE).write_text(template)
+    return name_unused_templates(templates)
 
 
 def _generation_config(source: Path) -> dict[str, Any]:

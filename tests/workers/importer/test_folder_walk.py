@@ -43,7 +43,7 @@ OTHERS = {
     *("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt", "tf_model.h5"),
     *("flax_model.msgpack", "pytorch_model.bin", "consolidated.safetensors", "params.json"),
     *("config_sentence_transformers.json", "sentence_bert_config.json", "configuration_x.py"),
-    *("additional_chat_templates", "custom_generate", "original", "new_embeddings.safetensors"),
+    *("custom_generate", "original", "new_embeddings.safetensors"),
     *("trainable_params.bin", "model.fp16.safetensors", "quantize_config.json", "x.gguf"),
 }
 """Files and folders whose names are in no constant of these modules."""

@@ -18,6 +18,7 @@ from tests.workers.paged import PagedModel, Stream
 from tests.workers.real_model import demo_gguf
 from tests.workers.tiny_gguf import write_gguf
 from workers.importer import ImportRefused, import_model
+from workers.importer.gguf import read_chat_templates
 from workers.importer.gguf_tensors import to_bfloat16
 from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import inverse_frequencies
@@ -215,3 +216,15 @@ def test_demo_model_answers_as_under_transformers(tmp_path: Path) -> None:
     assert model.generate(Stream(), prompt, len(answer)) == answer
     assert "Paris" in tokenizer.decode(answer)
     assert model.model.plan.spec.eos_token_ids == (2,)
+
+
+def test_a_file_s_templates_are_joined() -> None:
+    metadata = {
+        "tokenizer.chat_template": "D",
+        "tokenizer.chat_templates": ["tool_use", "rag"],
+        "tokenizer.chat_template.tool_use": "T",
+        "tokenizer.chat_template.rag": "R",
+    }
+    templates = read_chat_templates(metadata)
+    assert templates == {"default": "D", "tool_use": "T", "rag": "R"}
+    assert read_chat_templates({}) == {}

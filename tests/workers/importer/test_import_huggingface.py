@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
 
 from adapters.store.folder import LocalStore
 from gateway.text.long_texts import LongTexts
@@ -95,11 +97,53 @@ def test_what_a_family_means_by_silence_is_spelled_out(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is True
 
 
-def test_of_several_templates_the_default_is_taken(source: Path, tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    edit(source / "tokenizer_config.json", chat_template=named)
+TEMPLATES = {
+    "default": "D{% for m in messages %}\n  {{ m.content }}\n{% endfor %}\n  ",
+    "tool_use": "\n  {%- for tool in tools %}T {{ tool.function.name }}\n{% endfor %}\n"
+    "{% macro last() %}{{ messages[-1].content }}{% endmacro %}\n   {{ last() }}\n",
+}
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
+
+
+@pytest.mark.parametrize("names", [("default", "tool_use"), ("tool_use",), ("default",)])
+@pytest.mark.parametrize("where", ["list", "files"])
+def test_a_template_is_chosen_as_in_transformers(
+    source: Path, tmp_path: Path, where: str, names: tuple[str, ...]
+) -> None:
+    """For conversations with tools and without."""
+    (source / "chat_template.jinja").unlink(missing_ok=True)
+    if where == "list":
+        named = [{"name": name, "template": TEMPLATES[name]} for name in names]
+        edit(source / "tokenizer_config.json", chat_template=named)
+    else:
+        edit(source / "tokenizer_config.json", chat_template="not this one")
+        (source / "additional_chat_templates").mkdir()
+        for name in names:
+            file = "chat_template.jinja"
+            if name != "default":
+                file = f"additional_chat_templates/{name}.jinja"
+            (source / file).write_text(TEMPLATES[name])
     folder = tmp_path / "models" / import_model(source, LocalStore(tmp_path))
-    assert (folder / "chat_template.jinja").read_text() == "D"
+    oracle, ours = (AutoTokenizer.from_pretrained(each) for each in (source, folder))
+    chat = [{"role": "user", "content": "Hi"}]
+    for tools in ([TOOL], None):
+        try:
+            expected = oracle.apply_chat_template(chat, tools=tools, tokenize=False)
+        except ValueError as refusal:
+            assert "no default" in str(refusal)
+            with pytest.raises(TemplateError, match="only for conversations with tools"):
+                ours.apply_chat_template(chat, tools=tools, tokenize=False)
+        else:
+            assert ours.apply_chat_template(chat, tools=tools, tokenize=False) == expected
+
+
+def test_templates_that_are_not_used_are_named(source: Path, tmp_path: Path) -> None:
+    (source / "chat_template.jinja").unlink(missing_ok=True)
+    named = [{"name": name, "template": "x"} for name in ("rag", "short")]
+    edit(source / "tokenizer_config.json", chat_template=named)
+    notes: list[str] = []
+    import_model(source, LocalStore(tmp_path), note=notes.append)
+    assert "chat templates not used: rag, short" in notes
 
 
 def test_pickles_are_refused_by_name(source: Path, tmp_path: Path) -> None:
