@@ -2,11 +2,17 @@
 order.
 
 A file is named `NNNN_pre_what.sql` if it is safe to apply while the old code runs, or
-`NNNN_post_what.sql` if it must be applied after the roll-out. Each file is applied in one
-transaction. The post files of a version come after its pre files, and are safe to apply together
-with the pre files of a later version. The first file is the baseline: the whole schema of release
-0.1.0. There are no downgrades. Migration fails if a file was changed or removed after it was
-applied, or if an earlier version created the database with another first file.
+`NNNN_post_what.sql` if it must be applied after the roll-out. The post files of a version come
+after its pre files, and are safe to apply together with the pre files of a later version. The first
+file is the baseline: the whole schema of release 0.1.0. There are no downgrades. Migration fails if
+a file was changed or removed after it was applied, or if an earlier version created the database
+with another first file.
+
+Each file is applied in one transaction, unless its first line is `-- no transaction`. The
+statements of such a file, separated by lines with `--`, are applied one by one, so that they can be
+CREATE INDEX CONCURRENTLY or batches of a backfill. A run that was killed begins the file again, so
+each statement must do nothing if it is done. A statement that begins with the line `-- repeat` is
+repeated until it affects no row.
 """
 
 from __future__ import annotations
@@ -46,6 +52,12 @@ class Migration(msgspec.Struct, frozen=True):
     @property
     def is_post(self) -> bool:
         return "_post_" in self.name
+
+    @property
+    def statements(self) -> list[str] | None:
+        """Statements to apply one by one, or None if the file is applied in one transaction."""
+        head, _, rest = self.text.partition("\n")
+        return rest.split("\n--\n") if head == "-- no transaction" else None
 
     @property
     def sha256(self) -> str:
@@ -166,12 +178,28 @@ async def _missing(connection: Connection, files: list[Migration]) -> list[Migra
 
 
 async def _apply(connection: Connection, migration: Migration) -> None:
+    if migration.statements is not None:
+        # Waits for locks without a limit: a CREATE INDEX CONCURRENTLY that gives up leaves an
+        # invalid index, and blocks no writer while it waits.
+        for statement in migration.statements:
+            await _apply_alone(connection, statement)
     async with connection.transaction():
         await connection.execute("SET LOCAL lock_timeout = '10s'")
-        await connection.execute(migration.text)
+        if migration.statements is None:
+            await connection.execute(migration.text)
         await connection.execute(
             "INSERT INTO schema_migrations (number, name, sha256) VALUES ($1, $2, $3)",
             migration.number,
             migration.name,
             migration.sha256,
         )
+
+
+async def _apply_alone(connection: Connection, statement: str) -> None:
+    """Applies a statement in a transaction of its own, and again while it affects rows if it begins
+    with `-- repeat`."""
+    repeats = statement.lstrip().startswith("-- repeat\n")
+    while True:
+        status = await connection.execute(statement)
+        if not repeats or status.split()[-1] == "0":
+            return

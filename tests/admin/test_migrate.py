@@ -240,6 +240,12 @@ async def test_planes_need_every_file_and_take_more(dsn: str, empty_dsn: str):
     await database.close()
 
 
+def test_post_files_of_a_version_come_after_its_pre_files():
+    """Those since 0.1.0: else the roll-out would not wait for them."""
+    kinds = [file.is_post for file in load_migrations()[1:]]
+    assert kinds == sorted(kinds)
+
+
 async def test_a_post_file_waits_for_the_roll_out(empty_dsn: str):
     """Planes of both versions start before and after it, and the next version does not."""
     database = await connect(empty_dsn)
