@@ -13,7 +13,7 @@ from ops.base import Ops
 from ops.copies import to_host
 from workers.execution.step_input import ScoreInput, SequenceResult, StepInput
 from workers.layers.lm_head import Head
-from workers.wire.protocol import ALL_TOKENS, SamplingParams, TokenLogprobs
+from workers.wire.protocol import SamplingParams, TokenLogprobs
 
 MAX_SCORED_ROWS = 256
 """Maximum number of rows of logits in memory while prompts are scored. With a vocabulary of 128k,
@@ -81,9 +81,10 @@ def _others(
     that the request lists, in this order, or else the likeliest tokens, the likeliest first."""
     if params.logprob_token_ids:
         return [(token, next(named)) for token in params.logprob_token_ids]
-    if params.logprobs == ALL_TOKENS:
-        values, tokens = torch.sort(next(whole), descending=True, stable=True)
-        return list(zip(tokens.tolist(), values.tolist(), strict=True))
+    if params.lists_vocabulary:
+        values = next(whole).numpy()
+        tokens = np.argsort(-values, kind="stable")
+        return list(zip(tokens.tolist(), values[tokens].tolist(), strict=True))
     return entry.top[: params.logprobs]
 
 
@@ -108,7 +109,7 @@ def score_samples(
         Scores(*map(to_host, (tokens, chosen, *top))),
         params,
         to_host(logits[rows, ids] - sums[rows]),
-        [to_host(logits[i] - sums[i]) for i, each in enumerate(params) if _scores_all(each)],
+        [to_host(logits[i] - sums[i]) for i, each in enumerate(params) if each.lists_vocabulary],
     )
 
 
@@ -134,7 +135,3 @@ def score_prompts(
         columns = map(torch.cat, zip(*parts, strict=True))
         scored.append(Scores(*map(to_host, (targets, *columns))))
     return PromptScores(step.scores, scored)
-
-
-def _scores_all(params: SamplingParams) -> bool:
-    return params.logprobs == ALL_TOKENS and not params.logprob_token_ids

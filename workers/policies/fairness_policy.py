@@ -29,6 +29,10 @@ PREFILL_COST = 1.0
 """Charge for a computed prompt token."""
 DECODE_COST = 2.0
 """Charge for a generated token."""
+LISTED_COST = 256.0
+"""Additional charge for each token that a sequence may generate, when it starts, if it lists the
+log-probabilities of the whole vocabulary with each. Measured: 12 to 37 ms of the host for 131,072
+tokens."""
 CACHED_COST = 0.1
 """Charge for a prompt token that is found in the prefix cache."""
 MIN_KEPT = 64
@@ -53,8 +57,7 @@ class FairnessPolicy:
         self.max_batched_tokens = max_batched_tokens
         self._max_token_gap_s = max_token_gap_s
         self.step_time = StepTime()
-        self.start, self.put_back = queue.start, queue.put_back
-        self.leave, self.remove = queue.leave, queue.remove
+        self.put_back, self.leave, self.remove = queue.put_back, queue.leave, queue.remove
         self.may_have_slot, self.victim = self.over_share.may_have_slot, self.over_share.victim
         self.record_step, self.forget_speed = self.step_time.record, self.step_time.forget
         self.last_in_turn = last_in_turn
@@ -89,6 +92,11 @@ class FairnessPolicy:
     def add(self, sequence: Sequence, num_live: int) -> None:
         self._deadlines.add(sequence, num_live)
         self.queue.add(sequence)
+
+    def start(self, sequence: Sequence) -> None:
+        self.queue.start(sequence)
+        if sequence.request.params.lists_vocabulary:
+            self._charge(sequence, LISTED_COST * (sequence.max_len - len(sequence.tokens)))
 
     def pop_expired(self, now: float) -> list[Sequence]:
         return self._deadlines.pop_passed(now)

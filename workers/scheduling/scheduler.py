@@ -233,6 +233,9 @@ class Scheduler:
             return Blocked(BlockReason.CONSTRAINT, (ErrorCode.INVALID, constraint.failure))
         if not self.policy.room(sequence):
             return Blocked(BlockReason.BUDGET)
+        lists_all = sequence.request.params.lists_vocabulary
+        if lists_all and any(s.request.params.lists_vocabulary for s in self.running):
+            return LATER  # because each of them keeps the host busy in each step
         if self._awaits_page(sequence, schedule):
             return LATER
         if not self.policy.may_have_slot(sequence, self.running, self._num_free_slots):

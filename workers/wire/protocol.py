@@ -135,6 +135,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     sequence reuses no cached prefix."""
     rules: TokenRules | None = None
 
+    @property
+    def lists_vocabulary(self) -> bool:
+        """Whether the log-probabilities of all tokens of the vocabulary are returned."""
+        return self.logprobs == ALL_TOKENS and not self.logprob_token_ids
+
 
 class AdapterSignature(msgspec.Struct, frozen=True):
     """Ed25519 signature of an adapter's content, and the raw public key that verifies it."""

@@ -28,14 +28,22 @@ from tests.workers.simulation import (
     generate,
     prompt_of,
 )
-from tests.workers.simulator import VOCAB
+from tests.workers.simulator import VOCAB, SimulatedRunner
 from tests.workers.waiting import waiting_of
 from workers.execution.engine import MAX_FAILED_STEPS, EngineFailed
-from workers.policies.fairness_policy import CACHED_COST, MIN_KEPT, PREFILL_COST
+from workers.execution.step_input import PendingStep, StepInput
+from workers.policies.fairness_policy import (
+    CACHED_COST,
+    LISTED_COST,
+    MIN_KEPT,
+    PREFILL_COST,
+    FairnessPolicy,
+)
 from workers.process.loop import INTEGRITY_PERIOD_S
 from workers.scheduling.constraint import NO_CONSTRAINT, Constraint, NoConstraint, Unconstrained
 from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import (
+    ALL_TOKENS,
     Abort,
     AdapterRef,
     ErrorCode,
@@ -45,6 +53,7 @@ from workers.wire.protocol import (
     PromptProgress,
     SamplingParams,
     SequenceOutput,
+    ServiceClass,
     TokenLogprobs,
 )
 
@@ -525,3 +534,38 @@ def test_sequences_that_wait_do_not_hide_one_that_can_run(reason: str, num_waiti
     for _ in range(3):
         simulation.step()
     assert [*simulation.finished] == [num_waiting]
+
+
+class ListedRows(SimulatedRunner):
+    """Counts the rows of each step whose whole vocabulary is listed."""
+
+    def launch(self, step: StepInput) -> PendingStep:
+        self.num_listed = [
+            *getattr(self, "num_listed", []),
+            sum(sample.params.lists_vocabulary for sample in step.samples),
+        ]
+        return super().launch(step)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5])
+def test_a_step_lists_the_vocabulary_for_one_sequence(num_tokens: int) -> None:
+    """Other sequences get their tokens in the meantime, and the tenant is charged for the lists."""
+    simulation = Simulation(runner=ListedRows)
+    for number in range(8):
+        request = generate(number, [number] * 4, num_tokens, tenant="lists")
+        params = msgspec.structs.replace(request.params, logprobs=ALL_TOKENS, ignore_eos=True)
+        simulation.submit(msgspec.structs.replace(request, params=params))
+    other = generate(8, [9] * 4, 6, tenant="other")
+    params = msgspec.structs.replace(other.params, ignore_eos=True)
+    simulation.submit(msgspec.structs.replace(other, params=params))
+    for _ in range(8):
+        simulation.step()
+    assert len(simulation.outputs[8]) == 6
+    simulation.run()
+    assert isinstance(simulation.runner, ListedRows)
+    assert max(simulation.runner.num_listed) == 1
+    assert len(simulation.finished) == 9
+    assert isinstance(simulation.scheduler.policy, FairnessPolicy)
+    queue = simulation.scheduler.policy.queue
+    one, two = (queue.tenant(ServiceClass.STANDARD, name, 1) for name in ("lists", "other"))
+    assert one.counter - two.counter >= (8 * num_tokens - 1) * LISTED_COST
