@@ -12,7 +12,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "ambiguous_header": (
         400,
         "A header appears twice, `host` is missing or repeated, or `x-api-key` and "
-        "`authorization` differ.",
+        "`authorization` have two keys.",
     ),
     "ambiguous_path": (
         400,

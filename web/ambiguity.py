@@ -9,6 +9,9 @@ from urllib.parse import unquote_to_bytes
 
 MODELS = b"/v1/models/"
 """Path below which a slash may be percent-encoded, because official clients encode model names."""
+KEY_PREFIX = b"lpx_"
+"""Beginning of every key. A value of `x-api-key` without it, such as a client's key of another
+server, is ignored if there is an `authorization` header."""
 
 _PLAIN = re.compile(rb"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+)*/?\Z")
 """Matches paths whose segments have the form of RFC 3986, without percent-encoding and without
@@ -80,8 +83,8 @@ def find_ambiguous_header(headers: Iterable[tuple[bytes, bytes]], version: str) 
     if host is not None and not _HOST.fullmatch(host):
         return "'host' is not a name or address with a port"
     key, authorization = seen.get(b"x-api-key"), seen.get(b"authorization")
-    if key is not None and authorization is not None:
+    if key is not None and authorization is not None and key.strip().startswith(KEY_PREFIX):
         scheme, _, text = authorization.partition(b" ")
         if scheme.lower() != b"bearer" or text.strip() != key.strip():
-            return "'x-api-key' and 'authorization' differ"
+            return "'x-api-key' and 'authorization' have two keys"
     return None

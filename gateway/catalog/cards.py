@@ -37,3 +37,6 @@ class ModelList(msgspec.Struct, frozen=True):
 
     data: list[ModelCard]
     object: str = "list"
+    models: list[ModelCard] = []
+    """Always empty. Codex needs the key to read the answer, and then offers its configured
+    models."""

@@ -67,6 +67,25 @@ def check_end(continue_final_message: bool | None, add_generation_prompt: bool |
         )
 
 
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which chat templates turn thinking on or off."""
+
+
+def template_variables(
+    *, thinks: bool | None = None, effort: str | None = None, given: Json | None = None
+) -> Json:
+    """Returns the variables of a chat template. `given` are the variables that the request sets
+    itself, which override the others. `thinks` turns thinking on or off, and so does `effort` of
+    "none"."""
+    given = given or {}
+    if effort == "none":
+        thinks, effort = False, None
+    found: Json = {} if effort is None else {"reasoning_effort": effort}
+    if thinks is not None and given.keys().isdisjoint(SWITCHES):
+        found |= dict.fromkeys(SWITCHES, thinks)
+    return found | given
+
+
 def neutral_messages(messages: Sequence[Json], reader: ConversationReader) -> list[Message]:
     """Converts the messages of a body. Raises InvalidRequest if a message is invalid."""
     typed, place = typed_index(messages, _writer), Place("messages")

@@ -152,7 +152,7 @@ class EmbedFormat(BodyFormat):
             "texts": self._body.read_texts(),
             "meta": {
                 "api_version": {"version": "2"},
-                "billed_units": {"input_tokens": usage.prompt_tokens},
+                "billed_units": {"input_tokens": usage.prompt_tokens, "image_tokens": 0},
             },
             "response_type": "embeddings_by_type",
         }

@@ -12,10 +12,12 @@ from gateway.dialects.dialect import Answer, AnswerContext, Dialect
 from gateway.dialects.generation_fields import TokenId
 from gateway.dialects.openai_fields import (
     MAX_SEQUENCES,
+    MaxTokens,
     OpenAIRequest,
     Refusal,
     TokenIds,
     TopLogprobs,
+    most_tokens,
     prompts_of,
 )
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_name
@@ -40,7 +42,8 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
         str
         | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_TOKEN_IDS)]
     )
-    max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    max_tokens: MaxTokens | None = None
+    """-1 counts as absent. 0 is allowed with `echo`."""
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
 
@@ -52,13 +55,18 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     suffix: Annotated[Any, Refusal("Text is continued, not filled in.", ("",))] = None
 
     @property
+    def most_tokens(self) -> int | None:
+        """Maximum tokens of the answer, or None for the default."""
+        return most_tokens(self.max_tokens, "max_tokens", allows_none=True)
+
+    @property
     def prompts(self) -> list[str | list[int]]:
         """Prompts, each as text or token ids."""
         return prompts_of(self.prompt, param="prompt")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_min_tokens(self.max_tokens)
+        self.check_min_tokens(self.most_tokens)
         if self.logprob_token_ids and self.logprobs is None:
             raise InvalidRequest("'logprob_token_ids' needs 'logprobs'.", param="logprob_token_ids")
         if self.max_tokens == 0 and not self.echo:
@@ -72,6 +80,7 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 class CompletionFormat(OpenAIFormat):
     chunk_kind = "text_completion"
     body_kind = "text_completion"
+    constants: ClassVar[dict[str, str]] = {}
     tells_prompt_once = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -112,11 +121,11 @@ class CompletionFormat(OpenAIFormat):
         }
 
     def _top(self, entry: Scored) -> dict[str, float | None] | None:
-        """Returns log-probabilities of the likeliest tokens and of the token itself, by name.
+        """Returns log-probabilities of the token itself and of the likeliest tokens, by name.
         Returns None if the token has no log-probability, as at the beginning of a prompt."""
         if entry.logprob is None:
             return None
-        ranked = [*entry.top, (entry.token, entry.logprob)]
+        ranked = [(entry.token, entry.logprob), *entry.top]
         return {
             token_name(token, self._spelled[token], as_id=self._tokens_as_ids): finite(logprob)
             for token, logprob in ranked
@@ -145,7 +154,7 @@ class Completions(Dialect[CompletionRequest]):
             **body.neutral_fields(),
             prompts=body.prompts,
             echo=bool(body.echo),
-            max_tokens=body.max_tokens,
+            max_tokens=body.most_tokens,
             num_logprobs=body.logprobs,
         )
 

@@ -10,13 +10,15 @@ from collections.abc import Mapping
 
 from gateway.text.chat_template import FOLDED_TURNS, HIDDEN_TURNS
 
+EMPTY_STOP = "stop.empty"
 LONE_SURROGATES = "lone_surrogates"
 UNBOUNDED_THOUGHT = "thinking.budget_tokens"
 
 WITHOUT_EFFECT = frozenset(
     (
         *("annotations", "async_", "audio", "cache_control", "caller", "citations"),
-        *("extra_content", "id", "index", "metadata", "phase", "provider_specific_fields"),
+        *("extra_content", "id", "index", "metadata", "phase", "prompt_cache_breakpoint"),
+        *("provider_specific_fields",),
         *("reasoning_details", "status", "thinking_blocks"),
     )
 )
@@ -66,6 +68,7 @@ MESSAGES: Mapping[str, str] = {
 `loraplex-dropped`, and its value explains what is dropped or why."""
 
 RESPONSES: Mapping[str, str] = {
+    "cache_control": "Every prefix is cached, so that none has to be marked.",
     "client_metadata": "Notes of an application about its own session.",
     "max_tool_calls": "Limits calls of tools that a vendor runs, and there are none here.",
     "prompt_cache_key": "Every prefix is cached, and requests are routed to it.",

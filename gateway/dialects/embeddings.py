@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -77,8 +78,11 @@ class EmbeddingRequest(InputFields, frozen=True, kw_only=True):
 class EmbeddingFormat(BodyFormat):
     """Response with vectors of length 1, in the order of the inputs."""
 
-    def __init__(self, model: str, dimensions: int | None, *, is_base64: bool) -> None:
+    def __init__(
+        self, response_id: str, model: str, dimensions: int | None, *, is_base64: bool
+    ) -> None:
         """`model` is the name of the model in the request. `dimensions` is None to keep all."""
+        self._id = response_id
         self._model = model
         self._dimensions = dimensions
         self._is_base64 = is_base64
@@ -89,8 +93,13 @@ class EmbeddingFormat(BodyFormat):
             entry = {"object": "embedding", "index": index, "embedding": self._shown(vector)}
             pieces.append(b"," if index else b"")
             pieces.append(msgspec.json.encode(entry))
-        told = msgspec.json.encode({"model": self._model, "usage": prompt_usage(usage)})
-        return [*pieces, b"],", told[1:]]
+        told = {
+            "id": self._id,
+            "created": int(time.time()),
+            "model": self._model,
+            "usage": prompt_usage(usage),
+        }
+        return [*pieces, b"],", msgspec.json.encode(told)[1:]]
 
     def _shown(self, vector: NDArray[np.float32]) -> str | list[float]:
         if self._is_base64:
@@ -100,7 +109,11 @@ class EmbeddingFormat(BodyFormat):
 
 def prompt_usage(usage: Usage) -> dict[str, int]:
     """Returns the usage of a request that generates no tokens."""
-    return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": 0,
+        "total_tokens": usage.prompt_tokens,
+    }
 
 
 async def unit_vectors(
@@ -146,5 +159,8 @@ class Embeddings(Dialect[EmbeddingRequest]):
 
     def answer_format(self, body: EmbeddingRequest, context: AnswerContext) -> EmbeddingFormat:
         return EmbeddingFormat(
-            body.model, body.dimensions, is_base64=body.encoding_format == "base64"
+            f"{self.id_prefix}-{context.request_id}",
+            body.model,
+            body.dimensions,
+            is_base64=body.encoding_format == "base64",
         )

@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.dialects.history import ConversationReader, Json, Place
 from gateway.request import AllowedTools, Tool, ToolChoice
+from gateway.text.schema_parts import with_maps
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -36,7 +37,7 @@ class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return Tool(
             name=qualified(namespace, self.name),
             description=self.description or "",
-            parameters=self.parameters or NO_ARGUMENTS,
+            parameters=with_maps(self.parameters or NO_ARGUMENTS),
             strict=bool(self.strict),
         )
 

@@ -3,7 +3,7 @@ and its constraint to a schema or grammar."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,7 +17,10 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Priority = Annotated[int, Meta(ge=-100, le=100)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
-StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
+StopString = Annotated[str, Meta(max_length=256)]
+MAX_STOPS = 64
+StopStrings = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 MAX_BIASES = 300
 """Maximum entries of `logit_bias`. Each entry is copied to the input of every engine step."""
 MAX_ALLOWED = 4096
@@ -25,7 +28,9 @@ MAX_BAD_WORDS = 256
 MAX_CONSTRAINT_CHARS = 256 << 10
 """Maximum characters of a grammar, a schema given as text, or all choices together."""
 MAX_CHOICES = 4096
-Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$(?!\n)")]
+Name = Annotated[str, Meta(max_length=256)]
+Strict = bool | Literal["true", "false"]
+"""LM Studio's clients send a text."""
 Text = Annotated[str, Meta(min_length=1, max_length=MAX_CONSTRAINT_CHARS)]
 Expression = Annotated[
     str, Meta(min_length=1, extra_json_schema={"maxLength": MAX_EXPRESSION_BYTES})
@@ -39,7 +44,8 @@ Choices = Annotated[
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields that chats, completions and responses share."""
 
-    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
+    stop: StopStrings | None = None
+    """Texts that end the answer. Empty texts are dropped."""
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
@@ -55,7 +61,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ) = None
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED)] | None = None
     """Ids of the only tokens that are generated. An empty list has no effect."""
-    bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
     """Texts that are not generated, with or without a space before them."""
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     ignore_eos: bool | None = None
@@ -72,7 +78,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Returns these fields as a `Request` has them."""
         return {
             "min_tokens": self.min_tokens or 0,
-            "stop": [self.stop] if isinstance(self.stop, str) else self.stop or [],
+            "stop": stops_of(self.stop),
             "stop_token_ids": tuple(self.stop_token_ids or ()),
             "ignore_eos": bool(self.ignore_eos),
             "temperature": self.temperature,
@@ -102,6 +108,16 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
 
 
+def stops_of(stop: str | list[str] | None) -> list[str]:
+    """Returns the stop strings that are not empty."""
+    return [each for each in ([stop] if isinstance(stop, str) else stop or ()) if each]
+
+
+def has_empty(stop: str | list[str] | None) -> bool:
+    """Returns whether one of the stop strings is empty."""
+    return stop == "" or (isinstance(stop, list) and "" in stop)
+
+
 class TextFormat(msgspec.Struct, frozen=True, tag="text", forbid_unknown_fields=True):
     """Any text."""
 
@@ -116,16 +132,39 @@ class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """JSON Schema in OpenAI's form, to which the answer is constrained. If a keyword cannot be
     enforced, `strict` refuses the request. Otherwise the keyword is dropped."""
 
-    name: Name
     schema: Schema
+    name: Name | None = None
+    """Accepted without effect."""
     description: str | None = None
-    strict: bool | None = None
+    """Accepted without effect."""
+    strict: Strict | None = None
 
 
-class JsonSchemaFormat(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_fields=True):
-    """JSON that conforms to a schema."""
+class JsonSchemaFormat(
+    msgspec.Struct, frozen=True, tag="json_schema", kw_only=True, forbid_unknown_fields=True
+):
+    """JSON that conforms to a schema. The schema is in `json_schema`, or next to `type`."""
 
-    json_schema: NamedSchema
+    json_schema: NamedSchema | None = None
+    schema: Schema | None = None
+    name: Name | None = None
+    description: str | None = None
+    strict: Strict | None = None
+
+    def __post_init__(self) -> None:
+        if (self.json_schema is None) == (self.schema is None):
+            raise InvalidRequest(
+                "'response_format' needs a schema, in 'json_schema.schema' or in 'schema'.",
+                param="response_format",
+            )
+
+    @property
+    def named(self) -> NamedSchema:
+        """The schema, whatever its place."""
+        if self.json_schema is not None:
+            return self.json_schema
+        assert self.schema is not None
+        return NamedSchema(schema=self.schema, strict=self.strict)
 
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
@@ -197,19 +236,19 @@ def object_constraint(param: str, format: JsonObjectFormat) -> Constraint:
 
 
 def schema_constraint(
-    param: str, schema: Schema, *, strict: bool | None = None, is_closed: bool = True
+    param: str, schema: Schema, *, strict: Strict | None = None, is_closed: bool = True
 ) -> Constraint:
     """Returns a constraint to a JSON Schema, whose objects are closed by default. Raises
     InvalidRequest if the schema is too large or nested too deeply."""
     text = check_nested(schema, MAX_SCHEMA_BYTES, param=param)
-    return Constraint("json_schema", text, param, bool(strict), is_closed)
+    return Constraint("json_schema", text, param, strict in (True, "true"), is_closed)
 
 
 def _of_format(format: ResponseFormat | None) -> Constraint | None:
     match format:
         case JsonObjectFormat():
             return object_constraint("response_format", format)
-        case JsonSchemaFormat(json_schema=named):
+        case JsonSchemaFormat(named=named):
             return schema_constraint("response_format", named.schema, strict=named.strict)
         case _:
             return None

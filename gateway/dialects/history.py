@@ -25,6 +25,8 @@ from web.lone_surrogates import replace_lone_surrogates
 T = TypeVar("T")
 Json = dict[str, Any]
 
+DIRECT = {"type": "direct"}
+"""Value of `caller` in calls that the model itself made, as all are here."""
 MAX_PARTS = 4096
 """Maximum content parts of one message or item."""
 MAX_CALLS = 256
@@ -47,6 +49,9 @@ TEXTS = {
 """Kinds of text parts, each with the field that has the text."""
 DOCUMENTS = ("document", "search_result")
 """Kinds of parts that may contain text."""
+HEADINGS = ("title", "source", "context")
+"""Fields of such parts whose texts are written before the part's text."""
+DOCUMENT_FIELDS = frozenset(("type", "text", "content", "data", "media_type", *HEADINGS))
 THOUGHTS = {"thinking": "thinking", "reasoning": "text", "reasoning_text": "text"}
 """Kinds of an assistant's reasoning parts, each with the field that has the text."""
 PART_FIELDS = frozenset(
@@ -129,7 +134,7 @@ class ConversationReader:
         InvalidRequest if a person has just typed the object and it has an unknown field."""
         found: Json = {}
         for name, value in given.items():
-            if value is None or value == [] or value == {}:
+            if is_absent(value) or (name == "caller" and value == DIRECT):
                 continue
             if name in known:
                 found[name] = value
@@ -165,6 +170,8 @@ class ConversationReader:
         just typed the part and it has no text."""
         if isinstance(part, str):
             return part
+        if isinstance(part, int | float):
+            return written(part)
         given = as_object(part) if isinstance(part, dict) else {"value": part}
         kind: Any = given.get("type")
         text = given.get(TEXTS.get(kind, "")) if isinstance(kind, str) else None
@@ -179,7 +186,11 @@ class ConversationReader:
         text = self._inner_text(given, place, depth)
         if text is None and place.is_typed:
             raise self._unreadable(kind, place)
-        return self._in_place_of(given, kind) if text is None else text
+        if text is None:
+            return self._in_place_of(given, kind)
+        fields = self.fields(given, DOCUMENT_FIELDS, place)
+        headings = [fields[name] for name in HEADINGS if isinstance(fields.get(name), str)]
+        return "\n".join([*headings, text])
 
     def spoken(self, content: Any, place: Place) -> tuple[str, str]:
         """Returns the text and the reasoning in the `content` of an assistant's message."""

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from gateway.dialects.chat_messages import read_role
+from gateway.dialects.chat_messages import read_role, template_variables
 from gateway.dialects.dialect import AnswerContext, Dialect
-from gateway.dialects.dropped import MESSAGES, UNBOUNDED_THOUGHT
-from gateway.dialects.function_tools import read_definition
-from gateway.dialects.generation_fields import schema_constraint
+from gateway.dialects.dropped import EMPTY_STOP, MESSAGES, UNBOUNDED_THOUGHT
+from gateway.dialects.function_tools import NO_ARGUMENTS, read_definition
+from gateway.dialects.generation_fields import has_empty, schema_constraint, stops_of
 from gateway.dialects.history import (
     ConversationReader,
     Json,
@@ -43,6 +43,7 @@ from gateway.request import (
     ToolChoice,
     in_turns,
 )
+from gateway.text.schema_parts import with_maps
 
 BILLING_HEADER = re.compile(r"^x-anthropic-billing-header:.*\n*", re.MULTILINE)
 Role = Literal["user", "assistant", "system"]
@@ -63,11 +64,14 @@ class Messages(Dialect[MessagesRequest]):
     id_prefix = "msg"
 
     def read(self, body: MessagesRequest) -> Request:
+        fields = MessageReading(body).neutral_fields()
+        if has_empty(body.stop_sequences):
+            fields["dropped"] = tuple(sorted((*fields["dropped"], EMPTY_STOP)))
         return Request(
-            **MessageReading(body).neutral_fields(),
+            **fields,
             stream=bool(body.stream),
             max_tokens=body.max_tokens,
-            stop=body.stop_sequences or [],
+            stop=stops_of(body.stop_sequences),
             temperature=body.temperature,
             top_p=body.top_p,
             top_k=body.top_k,
@@ -185,7 +189,7 @@ class MessageReading:
                 Tool(
                     name=definition.name,
                     description=definition.description or "",
-                    parameters=definition.input_schema or {},
+                    parameters=with_maps(definition.input_schema or NO_ARGUMENTS),
                     strict=bool(definition.strict),
                 )
             )
@@ -203,15 +207,13 @@ class MessageReading:
                 return "auto"
 
     def _template_arguments(self) -> dict[str, Any]:
-        arguments: dict[str, Any] = {}
         thinking, config = self._body.thinking, self._body.output_config
-        if thinking is not None:
-            arguments["enable_thinking"] = thinking.type != "disabled"
-            if thinking.display is not None:
-                self._reader.drop("thinking.display")
-        if config is not None and config.effort is not None:
-            arguments["reasoning_effort"] = config.effort
-        return arguments
+        if thinking is not None and thinking.display is not None:
+            self._reader.drop("thinking.display")
+        return template_variables(
+            thinks=None if thinking is None else thinking.type != "disabled",
+            effort=config and config.effort,
+        )
 
     def _note(self, given: Any, *names: str) -> None:
         """Records the names of dropped fields that are present."""

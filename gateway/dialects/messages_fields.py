@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.dialects.chat_messages import MAX_MESSAGES, MAX_TOOLS
-from gateway.dialects.generation_fields import Probability, Schema, StopString
+from gateway.dialects.generation_fields import MAX_STOPS, Probability, Schema, StopString
 from gateway.dialects.history import MAX_PARTS
 from gateway.dialects.openai_fields import Count
 
@@ -103,7 +103,7 @@ class MessagesRequest(Conversation, frozen=True, kw_only=True):
 
     max_tokens: Count
     stream: bool | None = None
-    stop_sequences: Annotated[list[StopString], Meta(max_length=16)] | None = None
+    stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None

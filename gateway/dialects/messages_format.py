@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.dialect import Answer, AnswerFormat
+from gateway.dialects.history import DIRECT
 from gateway.dispatch.choice import Delta
 from gateway.exceptions import to_failure
 from gateway.limits.admission import Usage
@@ -125,7 +126,7 @@ class MessagesFormat(AnswerFormat):
             case ToolCall(index=index, name=name):
                 id = f"toolu_{self._request_id}_{index}"
                 call: dict[str, Any] = {"type": "tool_use", "id": id, "name": name, "input": {}}
-                return call | {"caller": None, "toolset_name": None}
+                return call | {"caller": DIRECT, "toolset_name": None}
 
     def _block(self, part: Part) -> dict[str, Any]:
         """Returns the content block of a complete part."""

@@ -15,7 +15,13 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_type_
 import msgspec
 from msgspec import Meta
 
-from gateway.dialects.generation_fields import ConstraintFields, Priority, TokenId
+from gateway.dialects.dropped import EMPTY_STOP
+from gateway.dialects.generation_fields import (
+    ConstraintFields,
+    Priority,
+    TokenId,
+    has_empty,
+)
 from gateway.dialects.history import is_absent
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import MAX_TOKEN_IDS
@@ -33,6 +39,8 @@ MAX_SEQUENCES = 128
 """Maximum number of prompts times choices in one request."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
+MaxTokens = Annotated[int, Meta(ge=-1, lt=1 << 31)]
+"""Maximum tokens of an answer. -1 counts as absent, as in llama.cpp's clients."""
 TruncateTokens = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 Side = Literal["left", "right"]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
@@ -65,6 +73,7 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
     prompt_cache_key: str | None = None
     spaces_between_special_tokens: bool | None = None
 
+    cache_control: Annotated[Any, Wish()] = None
     request_id: Annotated[Short | None, Wish()] = None
     service_tier: Annotated[ServiceTier | None, Wish(("auto", "default"))] = None
     store: Annotated[bool | None, Wish((False,))] = None
@@ -95,7 +104,12 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not is_absent(value) and value not in wish.nothing:
                 found.append(name)
-        return tuple(found)
+        return tuple(sorted([*found, *self.dropped_values]))
+
+    @property
+    def dropped_values(self) -> list[str]:
+        """Names of ignored values of supported fields."""
+        return [EMPTY_STOP] if has_empty(self.stop) else []
 
 
 @cache
@@ -138,6 +152,7 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
     model: Annotated[str, Meta(min_length=1)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    """Dropped unless the answer is streamed."""
     n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
     prompt_logprobs: TopLogprobs | None = None
     """Number of likeliest tokens returned with each prompt token. Not allowed in a stream."""
@@ -178,13 +193,18 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
         }
 
     @property
+    def dropped_values(self) -> list[str]:
+        is_dropped = self.stream_options not in (None, StreamOptions()) and not self.stream
+        return [*super().dropped_values, *(["stream_options"] if is_dropped else [])]
+
+    @property
     def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+        return bool(self.stream and self.stream_options and self.stream_options.include_usage)
 
     @property
     def has_continuous_usage(self) -> bool:
         options = self.stream_options
-        return bool(options and options.include_usage and options.continuous_usage_stats)
+        return self.include_usage and bool(options and options.continuous_usage_stats)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,10 +220,6 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
             raise InvalidRequest(
                 "'prompt_logprobs' come with a whole answer; 'stream' must be false.",
                 param="prompt_logprobs",
-            )
-        if self.stream_options not in (None, StreamOptions()) and not self.stream:
-            raise InvalidRequest(
-                "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
             )
 
 
@@ -230,6 +246,16 @@ class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "priority": self.priority or 0,
             "add_special_tokens": self.add_special_tokens,
         }
+
+
+def most_tokens(given: int | None, param: str, *, allows_none: bool = False) -> int | None:
+    """Returns the maximum number of tokens of an answer, or None if `given` is absent or -1. Raises
+    InvalidRequest if `given` is 0, unless `allows_none` is set."""
+    if given == 0 and not allows_none:
+        raise InvalidRequest(
+            f"'{param}' must be at least 1, or -1 for as many tokens as without it.", param=param
+        )
+    return None if given == -1 else given
 
 
 def truncation(num_tokens: int | None, side: Side) -> Truncation | None:

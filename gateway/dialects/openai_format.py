@@ -32,8 +32,6 @@ from web.error_answers import error_body
 
 DONE = b"data: [DONE]\n\n"
 BARE_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]'
-NOTHING_TOLD = {"service_tier": None, "system_fingerprint": None}
-"""Keys of bodies and chunks that are always null here. Clients expect them."""
 LOWEST_LOGPROB = -9999.0
 """Log-probability that replaces minus infinity, which JSON cannot express."""
 
@@ -45,6 +43,8 @@ class OpenAIFormat(AnswerFormat):
 
     chunk_kind: ClassVar[str]
     body_kind: ClassVar[str]
+    constants: ClassVar[dict[str, str]]
+    """Keys of bodies and chunks that have the same value in all answers."""
     tells_prompt_once: ClassVar[bool]
     """Whether the prompt's tokens are written once, next to the choices, not in each choice."""
 
@@ -64,6 +64,7 @@ class OpenAIFormat(AnswerFormat):
         self._logprobs = logprobs
         self._include_usage = body.include_usage
         self._token_ids = bool(body.return_token_ids)
+        self._chooses_tokens = bool(body.logprob_token_ids)
         self._tokens_as_ids = bool(body.return_tokens_as_token_ids)
         self._continuous_usage = body.has_continuous_usage
         self._tail = b',"usage":null}\n\n' if body.include_usage else b"}\n\n"
@@ -76,7 +77,7 @@ class OpenAIFormat(AnswerFormat):
             "object": self.chunk_kind,
             "created": self._created,
             "model": self._model,
-            **NOTHING_TOLD,
+            **self.constants,
         }
         return b'data: %s,"choices":[' % encode(head)[:-1]
 
@@ -102,7 +103,7 @@ class OpenAIFormat(AnswerFormat):
                 "object": self.body_kind,
                 "created": self._created,
                 "model": self._model,
-                **NOTHING_TOLD,
+                **self.constants,
                 "choices": [
                     {
                         "index": answer.index,
@@ -217,16 +218,22 @@ def token_name(token: int, spelled: bytes, *, as_id: bool) -> str:
     return f"token_id:{token}" if as_id else token_text(spelled)
 
 
-def scored_token(spelled: TokenBytes, entry: Scored, *, as_ids: bool = False) -> dict[str, Any]:
+def scored_token(
+    spelled: TokenBytes, entry: Scored, *, as_ids: bool = False, includes_own: bool = False
+) -> dict[str, Any]:
     """Returns the log-probabilities of a token and of the likeliest tokens, in the form of chats
-    and Responses. If `as_ids` is true, tokens are named by their ids."""
+    and Responses. If `as_ids` is true, tokens are named by their ids. If `includes_own` is true,
+    the token itself precedes the likeliest tokens, unless it is one of them."""
 
     def shown(token: int, logprob: float | None) -> dict[str, Any]:
         text = spelled[token]
         name = token_name(token, text, as_id=as_ids)
         return {"token": name, "logprob": finite(logprob), "bytes": list(text)}
 
-    top = [shown(token, logprob) for token, logprob in entry.top]
+    ranked = entry.top
+    if includes_own and all(token != entry.token for token, _ in ranked):
+        ranked = [(entry.token, entry.logprob), *ranked]
+    top = [shown(token, logprob) for token, logprob in ranked]
     return {**shown(entry.token, entry.logprob), "top_logprobs": top}
 
 

@@ -111,8 +111,8 @@ class RerankRequest(InputFields, frozen=True, kw_only=True):
     """Maximum documents returned. Default: all."""
     return_documents: bool | None = None
     """Whether the documents' texts are returned too. Default: true."""
-    max_tokens_per_doc: Count | None = None
-    """Maximum tokens kept from the beginning of each document. Default: all."""
+    max_tokens_per_doc: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    """Maximum tokens kept from the beginning of each document. 0 keeps all, as the default does."""
     instruction: Instruction | None = None
     user: str | None = None
 
@@ -220,7 +220,7 @@ class Reranking(Dialect[RerankRequest]):
 
     def read(self, body: RerankRequest) -> Request:
         asked = _asked(body, body.pairs, "documents")
-        return msgspec.structs.replace(asked, max_document_tokens=body.max_tokens_per_doc)
+        return msgspec.structs.replace(asked, max_document_tokens=body.max_tokens_per_doc or None)
 
     def answer_format(self, body: RerankRequest, context: AnswerContext) -> RerankFormat:
         texts = None if body.return_documents is False else body.texts

@@ -38,7 +38,9 @@ RESULT_FIELDS = frozenset((*ANSWERED, "call_id", "output"))
 REASONING_FIELDS = frozenset((*ANSWERED, "content", "encrypted_content", "summary"))
 ARGUMENTS = ("arguments", "action", "operation")
 """Fields that hold the arguments of a call, in items that are not function calls."""
-OTHER_FIELDS = frozenset((*CALL_FIELDS, *RESULT_FIELDS, *ARGUMENTS, "input", "error", "execution"))
+OTHER_FIELDS = frozenset(
+    (*CALL_FIELDS, *RESULT_FIELDS, *ARGUMENTS, "input", "error", "execution", "result", "tools")
+)
 OFFERS = ("additional_tools", "tool_search_output")
 """Kinds of items that offer tools to later turns."""
 
@@ -123,7 +125,8 @@ class ItemReading:
         if isinstance(item.get("role"), str) and item["role"] in ROLES and "content" in item:
             return [self._message(item, place)]
         if kind.endswith("_output"):
-            output = item.get("output") or item.get("status")
+            self._reader.fields(item, OTHER_FIELDS, place)
+            output = item.get("output") or item.get("result") or item.get("status")
             if kind in OFFERS:
                 output = ", ".join(names_of(item.get("tools")))
             # The output of a local shell has the call's id in `id`.

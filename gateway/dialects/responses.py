@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.dialects.chat_messages import template_variables
 from gateway.dialects.dialect import AnswerContext, Dialect
-from gateway.dialects.dropped import RESPONSES
+from gateway.dialects.dropped import EMPTY_STOP, RESPONSES
 from gateway.dialects.function_tools import allowed_tools, qualified
 from gateway.dialects.generation_fields import (
     JsonObjectFormat,
+    has_empty,
     object_constraint,
     schema_constraint,
 )
@@ -40,7 +42,7 @@ def echoed(body: ResponsesRequest, used: SamplingParams) -> dict[str, Any]:
         "background": False,
         "frequency_penalty": used.frequency_penalty,
         "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
+        "max_output_tokens": body.most_tokens,
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "model": body.model,
@@ -104,6 +106,8 @@ class Responses(Dialect[ResponsesRequest]):
             dropped.remove("truncation")
         if body.store is False:
             dropped.remove("store")
+        if has_empty(body.stop):
+            dropped.add(EMPTY_STOP)
         reader = ConversationReader()
         items = ItemReading(reader)
         messages = _messages(body, items)
@@ -114,7 +118,7 @@ class Responses(Dialect[ResponsesRequest]):
             model=body.model,
             stream=bool(body.stream),
             messages=messages,
-            max_tokens=body.max_output_tokens,
+            max_tokens=body.most_tokens,
             max_tokens_param="max_output_tokens",
             num_logprobs=body.num_logprobs,
             scores_texts=body.num_logprobs is not None,
@@ -157,7 +161,7 @@ def _choice(
     function or namespace has no name."""
     match body.tool_choice:
         case FunctionChoice(name=name, namespace=namespace):
-            return NamedTool(qualified(namespace or "", name))
+            return NamedTool(_called(body, name, namespace))
         case AllowedChoice(mode=mode, tools=allowed):
             names: list[str] = []
             for number, tool in enumerate(allowed):
@@ -168,12 +172,23 @@ def _choice(
                     place = Place("tool_choice").inner("tools").inner(number)
                     raise place.invalid("Expected a name")
                 elif kind == "function":
-                    names.append(qualified(namespace or "", name))
+                    names.append(_called(body, name, namespace))
                 else:
                     names += [each.name for each in tools if each.name.startswith(f"{name}__")]
             return allowed_tools(mode, names)
         case choice:
             return choice or "auto"
+
+
+def _called(body: ResponsesRequest, name: str, namespace: str | None) -> str:
+    """Returns the name by which the model calls a function that a choice names. The choice may
+    leave out the namespace if only one function has this name."""
+    if namespace:
+        return qualified(namespace, name)
+    spaces = namespaces(body.tools or [], body.input)
+    found = [called for called, (_, inner) in spaces.items() if inner == name]
+    is_bare = any(tool.get("name") == name for tool in body.tools or () if "tools" not in tool)
+    return found[0] if len(found) == 1 and not is_bare else name
 
 
 def _constraint(text: TextConfig | None, dropped: set[str]) -> Constraint | None:
@@ -191,20 +206,8 @@ def _constraint(text: TextConfig | None, dropped: set[str]) -> Constraint | None
 
 
 def _template_arguments(body: ResponsesRequest, dropped: set[str]) -> dict[str, Any]:
-    """Returns the variables of the chat template. `chat_template_kwargs` overrides
-    `reasoning.effort`."""
-    return _effort(body.reasoning, dropped) | (body.chat_template_kwargs or {})
-
-
-def _effort(reasoning: Reasoning | None, dropped: set[str]) -> dict[str, Any]:
-    if reasoning is None:
-        return {}
+    """Returns the variables of the chat template."""
+    reasoning = body.reasoning or Reasoning()
     if any(getattr(reasoning, option) is not None for option in REASONING_OPTIONS):
         dropped.add("reasoning.options")
-    match reasoning.effort:
-        case None:
-            return {}
-        case "none":
-            return {"enable_thinking": False}
-        case effort:
-            return {"reasoning_effort": effort}
+    return template_variables(effort=reasoning.effort, given=body.chat_template_kwargs)

@@ -20,9 +20,10 @@ from gateway.dialects.generation_fields import (
     Name,
     SamplingFields,
     Schema,
+    Strict,
     TextFormat,
 )
-from gateway.dialects.openai_fields import Count, TopLogprobs, check_refused
+from gateway.dialects.openai_fields import MaxTokens, TopLogprobs, check_refused, most_tokens
 from gateway.exceptions import InvalidRequest
 
 
@@ -53,10 +54,10 @@ class TextSchemaFormat(
     """Constraint of the answer to a schema's JSON. If a keyword cannot be enforced, `strict`
     refuses the request. Otherwise the keyword is dropped."""
 
-    name: Name
     schema: Schema
+    name: Name | None = None
     description: str | None = None
-    strict: bool | None = None
+    strict: Strict | None = None
 
 
 class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +108,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
     """Text of a user, or items. An item with a role but no type is a message."""
     instructions: str | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: MaxTokens | None = None
     stream: bool | None = None
     tools: Tools | None = None
     """Functions and namespaces of functions. Tools of other types are dropped."""
@@ -132,6 +133,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     previous_response_id: str | None = None
 
     # The fields below have no effect, and the answer's header names them.
+    cache_control: Any = None
     client_metadata: Any = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     prompt_cache_key: str | None = None
@@ -149,12 +151,17 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         return (self.top_logprobs or 0) if is_asked else None
 
     @property
+    def most_tokens(self) -> int | None:
+        """Maximum tokens of the answer, or None for the default."""
+        return most_tokens(self.max_output_tokens, "max_output_tokens")
+
+    @property
     def carries_reasoning(self) -> bool:
         """Whether reasoning items also have their text in `encrypted_content`."""
         return "reasoning.encrypted_content" in (self.include or ())
 
     def __post_init__(self) -> None:
-        self.check_min_tokens(self.max_output_tokens, "max_output_tokens")
+        self.check_min_tokens(self.most_tokens, "max_output_tokens")
         check_refused(
             "background", self.background, "Stream the answer: it is kept open.", (False,)
         )

@@ -25,6 +25,9 @@ NAMES = {Text: "output_text", Reasoning: "reasoning_text", ToolCall: "function_c
 """Middle of an event's name, such as `response.output_text.delta`, by type of part."""
 FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """Error codes of a failed response, by HTTP status. Other statuses have `server_error`."""
+NOTHING = Text("")
+"""Text of an answer that has no item, such as one that is cut within the markers of a call. Clients
+expect an item in every answer."""
 CARRIED = "loraplex:"
 """Prefix of the `encrypted_content` that this server writes."""
 
@@ -81,6 +84,8 @@ class ResponsesFormat(AnswerFormat):
 
     def end(self, usage: Usage) -> bytes:
         closed = self._close(is_last=True)
+        if not self._done:
+            closed += self._open(NOTHING) + self._close(is_last=True)
         status = self._status(self._finish_reason)
         response = self._response(status, self._done, usage_object(usage))
         return closed + self._event(f"response.{status}", response=response)
@@ -101,7 +106,7 @@ class ResponsesFormat(AnswerFormat):
     async def body(self, answers: list[Answer], usage: Usage) -> list[bytes]:
         (answer,) = answers
         self._finish_reason = answer.finish_reason
-        parts = answer.parts
+        parts = answer.parts or [NOTHING]
         items: list[dict[str, Any]] = []
         for number, part in enumerate(parts):
             text = text_of(part)

@@ -268,7 +268,13 @@ class _PromptReader:
             if not tokens:
                 raise InvalidRequest(f"The {param} is empty.", param=param)
             if max(tokens) >= size:
-                raise InvalidRequest(f"Token ids must be below {size}.", param=param)
+                raise InvalidRequest(
+                    f"'{param}' has the token id {max(tokens)}; this model's ids are below {size}. "
+                    "Send texts, or ids of this model's tokenizer (POST /tokenize). LangChain's "
+                    "OpenAIEmbeddings sends ids of tiktoken unless 'check_embedding_ctx_length' is "
+                    "False.",
+                    param=param,
+                )
 
         def make() -> list[Prompt]:
             decode = self._tokenizer.text

@@ -40,6 +40,7 @@ MAX_TIMEOUT_S = 86_400
 REPLACEMENT = "\ufffd"
 TRACE = "trace"
 """Key in a request's state for its trace."""
+CONTAINERS = (inspect.AnyType, inspect.CollectionType, inspect.DictType, inspect.StructType)
 _SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,9})?")
 
 T = TypeVar("T")
@@ -166,28 +167,41 @@ def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def _without_absent(given: Any, kind: Any) -> Any:
-    """Returns `given` without null, [] and {} in fields that the schema lacks or that do not allow
-    this value. Does the same in nested objects. `kind`: type that `given` is decoded to."""
-    types = _fields_of(kind)
-    if not types or not isinstance(given, dict):
+    """Returns `given` without null in fields that the schema lacks or that do not allow null.
+    Removes [] and {} likewise, but not from fields that take neither a list nor an object. Does the
+    same in nested objects. `kind`: type that `given` is decoded to."""
+    structs = _structs_of(kind)
+    if not structs or not isinstance(given, dict):
         return given
-    fields = cast(dict[str, Any], given)
+    fields, types = cast(dict[str, Any], given), dict[str, Any]()
+    for struct, inner in structs:
+        if struct.tag_field is None or fields.get(struct.tag_field, struct.tag) == struct.tag:
+            types |= inner
     return {
         name: _without_absent(value, types.get(name))
         for name, value in fields.items()
-        if not is_absent(value) or (name in types and _fits(value, types[name]))
+        if not is_absent(value) or (name in types and _is_kept(value, types[name]))
     }
 
 
 @cache
-def _fields_of(kind: Any) -> dict[str, Any]:
-    """Returns the types of the fields that an object of this type may have, by name."""
-    return {
-        field.encode_name: field.type
-        for struct in members(kind)
-        if isinstance(struct, inspect.StructType)
-        for field in msgspec.structs.fields(struct.cls)
-    }
+def _structs_of(kind: Any) -> list[tuple[inspect.StructType, dict[str, Any]]]:
+    """Returns the structs of a type, each with the types of its fields by name."""
+    return [
+        (each, {field.encode_name: field.type for field in msgspec.structs.fields(each.cls)})
+        for each in members(kind)
+        if isinstance(each, inspect.StructType)
+    ]
+
+
+def _is_kept(value: Any, kind: Any) -> bool:
+    """Returns whether an empty value is an allowed value of the field, or one of a wrong type."""
+    return _fits(value, kind) or (value is not None and not _takes_containers(kind))
+
+
+@cache
+def _takes_containers(kind: Any) -> bool:
+    return any(isinstance(each, CONTAINERS) for each in members(kind))
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -238,7 +252,8 @@ def _wrong_key(given: Any, kind: Any, field: str) -> str | None:
     entries: Any = given.get(field) if isinstance(given, dict) else None  # pyright: ignore
     if not isinstance(entries, dict) or len(entries) > MAX_SEARCHED:  # pyright: ignore
         return None
-    mapping, entries = _fields_of(kind).get(field), cast(dict[str, Any], entries)
+    types = {name: each for _, fields in _structs_of(kind) for name, each in fields.items()}
+    mapping, entries = types.get(field), cast(dict[str, Any], entries)
     if not any(isinstance(each, inspect.DictType) for each in members(mapping)):
         return None
     return next((key for key in entries if not _fits({key: entries[key]}, mapping)), None)

@@ -83,10 +83,10 @@ class AnswerSize(NamedTuple):
 def completion_tokens(prompt: int, asked: int | None, default: int, max_model_len: int) -> int:
     """Returns the maximum number of completion tokens after a prompt of `prompt` tokens: `asked`,
     or `default` if `asked` is None, but at most the room left in the context. Raises
-    ContextLengthExceeded if no room is left, or if `asked` exceeds the whole context."""
+    ContextLengthExceeded if no room is left."""
     room = max_model_len - prompt
     wanted = default if asked is None else asked
-    if (asked is not None and asked > max_model_len) or room < min(wanted, 1):
+    if room < min(wanted, 1):
         raise ContextLengthExceeded(
             f"This model's maximum context length is {max_model_len} tokens. However, you "
             f"requested {prompt + max(wanted, 1)} tokens "

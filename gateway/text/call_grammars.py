@@ -100,15 +100,26 @@ def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> Held
     parts: list[dict[str, Any]] = []
     dropped: frozenset[str] = frozenset()
     for number, tool in enumerate(rules.tools):
-        text = json.dumps(rules.schema_of(tool))
-        held = held_schema(text, is_strict=tool.strict, is_closed=True)
-        dropped |= {f"tools.{keyword}" for keyword in held.dropped}
-        parts.append(_named(f"arguments_{number}", grammars.of_json_schema(held.text)))
+        arguments, keywords = arguments_grammar(rules, tool)
+        dropped |= {f"tools.{keyword}" for keyword in keywords}
+        parts.append(_named(f"arguments_{number}", arguments))
     if rules.body:
         parts.append(_named("body", rules.body))
     lines = ["%llguidance {}", *_lines(rules, special)]
     grammar = json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *parts]})
     return HeldGrammar(grammar, dropped)
+
+
+def arguments_grammar(rules: AnswerRules, tool: Tool) -> tuple[str, frozenset[str]]:
+    """Returns the grammar of a tool's arguments, and the keywords that it does not enforce. Raises
+    ValueError, which names the tool, if the schema is invalid or a strict one cannot be
+    enforced."""
+    text = json.dumps(rules.schema_of(tool))
+    try:
+        held = held_schema(text, is_strict=tool.strict, is_closed=True)
+        return grammars.of_json_schema(held.text), held.dropped
+    except ValueError as error:
+        raise ValueError(f"tool '{tool.name}': {error}") from None
 
 
 def _named(name: str, grammar: str) -> dict[str, Any]:

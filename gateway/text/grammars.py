@@ -13,7 +13,13 @@ import msgspec
 
 from gateway.exceptions import InvalidRequest
 from gateway.request import Constraint
-from gateway.text.call_grammars import MARKERS, AnswerRules, HeldGrammar, grammar_of
+from gateway.text.call_grammars import (
+    MARKERS,
+    AnswerRules,
+    HeldGrammar,
+    arguments_grammar,
+    grammar_of,
+)
 from gateway.text.grammar_limits import check_lark, check_schema
 from gateway.text.json_schemas import held_schema
 from gateway.text.long_texts import LongTexts
@@ -25,6 +31,8 @@ log = logging.getLogger(__name__)
 
 MAX_COMPILING = 2
 MAX_CACHED = 1024
+MAX_BLAMED = 16
+"""Maximum number of tools that are compiled alone to find one that is refused."""
 MAX_CACHED_BYTES = 16 << 20
 """Maximum total length of the cached grammars, in characters."""
 
@@ -119,8 +127,28 @@ class Grammars:
         self, rules: AnswerRules, special: Callable[[str], int | None]
     ) -> HeldGrammar:
         for tool in rules.tools:
-            check_schema(rules.schema_of(tool), param="tools")
-        return self._compile(lambda: grammar_of(rules, special), _refused_tools)
+            try:
+                check_schema(rules.schema_of(tool), param="tools")
+            except InvalidRequest as error:
+                raise InvalidRequest(f"Tool '{tool.name}': {error}", param="tools") from None
+
+        def refused(reason: str) -> InvalidRequest:
+            return _refused_tools(self._blamed(rules) + reason)
+
+        return self._compile(lambda: grammar_of(rules, special), refused)
+
+    def _blamed(self, rules: AnswerRules) -> str:
+        """Returns the beginning of a message that names the first tool whose schema is refused
+        alone. Returns an empty string if there is none among the first MAX_BLAMED, or if the
+        message names the tool already."""
+        for tool in rules.tools[:MAX_BLAMED]:
+            try:
+                grammar, _ = arguments_grammar(rules, tool)
+            except ValueError:
+                break
+            if self._checks.refusal(grammar) is not None:
+                return f"tool '{tool.name}': "
+        return ""
 
     def _compile(
         self, make: Callable[[], HeldGrammar], refused: Callable[[str], InvalidRequest]

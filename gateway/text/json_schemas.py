@@ -21,6 +21,7 @@ from gateway.text.schema_parts import (
     as_items,
     as_node,
     find_place,
+    with_maps,
 )
 
 NOTHING: Mapping[str, tuple[Any, ...]] = {
@@ -70,7 +71,7 @@ def held_schema(schema: str, *, is_strict: bool, is_closed: bool = False) -> Hel
     objects have only the properties that the schema declares (see `closed_schema`). If `is_strict`
     is set, and removing a keyword other than `format` changes which values the schema accepts,
     raises ValueError with the name of the keyword."""
-    given = json.loads(schema)
+    given = with_maps(json.loads(schema))
     reader = SchemaReader(closed_schema(given) if is_closed else given)
     if is_strict and (unenforced := sorted(reader.dropped - {"format"})):
         raise ValueError(

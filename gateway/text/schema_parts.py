@@ -32,6 +32,24 @@ def find_place(root: Node, reference: Any) -> tuple[Any, Any] | None:
     return holder, key
 
 
+def with_maps(schema: Any) -> Any:
+    """Replaces [] by {} wherever a JSON Schema has an object, because that is how PHP
+    writes an empty object. Changes the schema in place and returns it."""
+    waiting = [schema]
+    while waiting:
+        node = as_node(waiting.pop()) or {}
+        for keyword in (*SCHEMAS_BY_NAME, *SCHEMAS):
+            if node.get(keyword) == [] and keyword != "items":
+                node[keyword] = {}
+        for keyword in SCHEMAS_BY_NAME:
+            named = as_node(node.get(keyword)) or {}
+            named.update({name: {} for name, value in named.items() if value == []})
+            waiting += named.values()
+        waiting += [node[keyword] for keyword in SCHEMAS if keyword in node]
+        waiting += [each for keyword in SCHEMAS_IN_LISTS for each in as_items(node.get(keyword))]
+    return schema
+
+
 def as_node(value: Any) -> Node | None:
     """Returns the value if it is a JSON object, and None otherwise."""
     return cast(Node, value) if isinstance(value, dict) else None

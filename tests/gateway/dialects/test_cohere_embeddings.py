@@ -39,7 +39,7 @@ def test_every_type_of_one_vector(service: Service, worker: ScriptedWorker) -> N
     body = answer.json()
     assert body["id"].startswith("embd-") and body["response_type"] == "embeddings_by_type"
     assert body["texts"] == TEXTS
-    billed = {"input_tokens": sum(map(len, TEXTS))}
+    billed = {"input_tokens": sum(map(len, TEXTS)), "image_tokens": 0}
     assert body["meta"] == {"api_version": {"version": "2"}, "billed_units": billed}
     assert body["embeddings"].keys() == set(TYPES)
     for number, text in enumerate(TEXTS):

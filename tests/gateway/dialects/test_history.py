@@ -291,7 +291,7 @@ def test_blocks_of_other_kinds_in_messages(clients: Clients) -> None:
 
 
 def test_documents_and_search_results_of_text(clients: Clients) -> None:
-    """Also those that a person has just typed have a text."""
+    """Also those that a person has just typed have a text, after their titles and sources."""
     source = {"type": "text", "media_type": "text/plain", "data": "Plain."}
     found = {
         "type": "search_result",
@@ -303,10 +303,13 @@ def test_documents_and_search_results_of_text(clients: Clients) -> None:
     nested = {"type": "document", "source": {"type": "content", "content": [found]}}
     turns = [ASKED, *with_result("messages", [document, found, nested])]
     prompt, dropped = clients.send("messages", turns)
-    assert "<tool_response>\nPlain.\nFound.\nFound.\n</tool_response>" in prompt and not dropped
+    assert (
+        "<tool_response>\nPlain.\nt\ns\nFound.\nt\ns\nFound.\n</tool_response>" in prompt
+        and not dropped
+    )
     typed = {"role": "user", "content": [document, found, {"type": "text", "text": "And?"}]}
     prompt, dropped = clients.send("messages", [typed])
-    assert "user\nPlain.\nFound.\nAnd?" in prompt and not dropped
+    assert "user\nPlain.\nt\ns\nFound.\nAnd?" in prompt and not dropped
 
 
 def answered(kind: str, **fields: Any) -> dict[str, Any]:

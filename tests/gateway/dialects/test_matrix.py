@@ -303,14 +303,14 @@ def templates(probe: Probe) -> None:
 
 def cached(probe: Probe) -> None:
     if probe.dialect == "embed":
-        assert probe.answered()["meta"]["billed_units"].keys() == {"input_tokens"}
+        assert probe.answered()["meta"]["billed_units"].keys() == {"input_tokens", "image_tokens"}
         return
     usage = (
         probe.answered(cached=4)["usage"] if probe.dialect in LIVE else probe.answered()["usage"]
     )
     (name,) = probe.names or ("no",)
     if probe.is_no:
-        assert usage.keys() == {"prompt_tokens", "total_tokens"}
+        assert usage.keys() == {"prompt_tokens", "completion_tokens", "total_tokens"}
     else:
         told = usage[name]
         assert (told["cached_tokens"] if isinstance(told, dict) else told) == 4

@@ -73,7 +73,7 @@ def test_documents_come_by_falling_relevance(judge: Service, path: str) -> None:
         assert each["relevance_score"] == pytest.approx(relevance(TEXTS[each["index"]]))
     sent = judge.worker.requests[before:]
     total = sum(len(request.tokens) for request in sent)
-    assert body["usage"] == {"prompt_tokens": total, "total_tokens": total}
+    assert body["usage"] == {"prompt_tokens": total, "completion_tokens": 0, "total_tokens": total}
     request = sent[0]
     assert request.kind is OutputKind.EMBED and request.pooling is Pooling.LAST
     assert request.labels == (*ids("n"), *ids("y"))

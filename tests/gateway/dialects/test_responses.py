@@ -17,7 +17,7 @@ from gateway.dialects.responses import Responses, echoed
 from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.request import Message
 from tests.gateway.dialects.response_schema import check_event, check_response
-from tests.gateway.scripted import MAX_MODEL_LEN, ScriptedWorker
+from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import ids, say, spelled
 from tests.gateway.service import Service
 from workers.wire.client import WorkerFailed
@@ -220,7 +220,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"conversation": "c"}, "conversation"),
     ({"include": ["file_search_call.results"]}, "include"),
     ({"n": 2}, "n"),
-    ({"stop": [""]}, "stop"),
+    ({"stop": ["s"] * 65}, "stop"),
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"min_tokens": 65}, "min_tokens"),
     ({"max_tool_calls": 0}, "max_tool_calls"),
@@ -234,7 +234,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"tools": [{"type": "function", "name": 7}]}, "tools"),
     ({"tools": [{"type": "teleport"}], "tool_choice": "required"}, "tool_choice"),
-    ({"max_output_tokens": MAX_MODEL_LEN + 1}, ""),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
 ]
 
 

@@ -115,7 +115,7 @@ def test_a_stream_of_calls(client: openai.OpenAI, worker: ScriptedWorker, per_st
     ):
         (choice,) = chunk.choices
         text += choice.delta.content or ""
-        thought += (choice.delta.model_extra or {}).get("reasoning_content", "")
+        thought += choice.delta.model_extra["reasoning_content"] or ""
         reasons.append(choice.finish_reason)
         for call in choice.delta.tool_calls or ():
             calls.setdefault(call.index, []).append(call)

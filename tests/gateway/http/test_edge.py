@@ -125,8 +125,8 @@ async def test_no_spelling_passes_a_path_filter() -> None:
         ("host: a\r\nauthorization: Bearer x\r\nauthorization: Bearer y\r\n", "authorization"),
         ("host: a\r\nauthorization: Bearer x\r\nAuthorization: Bearer x\r\n", "authorization"),
         ("host: a\r\nx-api-key: x\r\nX-Api-Key: y\r\n", "x-api-key"),
-        ("host: a\r\nauthorization: Bearer x\r\nx-api-key: y\r\n", "x-api-key"),
-        ("host: a\r\nx-api-key: x\r\nauthorization: Basic x\r\n", "x-api-key"),
+        ("host: a\r\nauthorization: Bearer x\r\nx-api-key: lpx_y\r\n", "x-api-key"),
+        ("host: a\r\nx-api-key: lpx_x\r\nauthorization: Basic x\r\n", "x-api-key"),
         ("host: a\r\nhost: a\r\n", "host"),
         ("host: a\r\nhost: b\r\n", "host"),
         ("host: a/b\r\n", "host"),
@@ -152,7 +152,9 @@ async def test_headers_that_can_be_read_in_two_ways_are_refused(headers: str, na
 @pytest.mark.parametrize(
     ("headers", "version"),
     [
-        ("host: a:80\r\nauthorization: Bearer x\r\nx-api-key: x\r\n", "1.1"),
+        ("host: a:80\r\nauthorization: Bearer lpx_x\r\nx-api-key: lpx_x\r\n", "1.1"),
+        ("host: a:80\r\nauthorization: Bearer lpx_x\r\nx-api-key: sk-other\r\n", "1.1"),
+        ("host: a:80\r\nauthorization: Bearer lpx_x\r\nx-api-key:\r\n", "1.1"),
         ("host: [::1]:80\r\nauthorization: Bearer  x \r\n", "1.1"),
         ("host:\r\naccept: a\r\naccept: b\r\n", "1.1"),
         ("", "1.0"),

@@ -61,17 +61,20 @@ def test_unsupported_fields_by_name(service: Service, field: str, value: Any) ->
         ("chat", "top_logprobs", {"top_logprobs": 2}),
         ("chat", "n", {"n": 0}),
         ("chat", "n", {"n": 16384}),
-        ("chat", "stop", {"stop": ["a"] * 17}),
+        ("chat", "stop", {"stop": ["a"] * 65}),
         ("chat", "stop", {"stop": "a" * 257}),
-        ("chat", "stop", {"stop": ""}),
-        ("chat", "stop", {"stop": [""]}),
+        ("chat", "max_tokens", {"max_tokens": {}}),
+        ("chat", "max_tokens", {"max_tokens": []}),
+        ("chat", "temperature", {"temperature": {}}),
+        ("chat", "stream", {"stream": []}),
+        ("chat", "user", {"user": []}),
+        ("chat", "stream_options", {"stream_options": {"include_usage": []}, "stream": True}),
         ("chat", "seed", {"seed": 1 << 63}),
         ("chat", "max_tokens", {"max_tokens": 0}),
         ("chat", "logit_bias", {"logit_bias": {"320": 1}}),
         ("chat", "logit_bias", {"logit_bias": {"1": 101}}),
         ("chat", "logit_bias", {"logit_bias": {"a": 1}}),
         ("chat", "stop_token_ids", {"stop_token_ids": [320]}),
-        ("chat", "stream_options", {"stream_options": {"include_usage": True}}),
         ("chat", "messages", {"messages": []}),
         ("chat", "messages", {"messages": [{"role": "critic", "content": "x"}]}),
         ("chat", "messages", {"messages": [{"role": "user"}]}),
@@ -174,10 +177,8 @@ def test_a_body_over_the_bound(service: Service) -> None:
 
 def test_too_long_for_the_context(client: openai.OpenAI, worker: ScriptedWorker) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 128") as refusal:
-        client.completions.create(model="tiny", prompt="a" * 100, max_tokens=MAX_MODEL_LEN + 1)
-    assert refusal.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError):
         client.completions.create(model="tiny", prompt="a" * MAX_MODEL_LEN)
+    assert refusal.value.code == "context_length_exceeded"
     worker.script = say("x")
     client.completions.create(model="tiny", prompt="a" * 100, max_tokens=28)
     client.completions.create(model="tiny", prompt="a" * 127)

@@ -140,7 +140,7 @@ async def test_a_text_that_is_long_to_spell_is_refused(tokenizer: ModelTokenizer
     [
         ("logit_bias", 300, lambda n: {str(token): 1.0 for token in range(n)}),
         ("stop_token_ids", 64, lambda n: list(range(n))),
-        ("stop", 16, lambda n: ["x"] * n),
+        ("stop", 64, lambda n: ["x"] * n),
         ("n", 128, lambda n: n),
         ("logprobs", 20, lambda n: n),
     ],

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,29 @@ async def test_the_loop_goes_on_while_a_grammar_is_compiled(grammars: Grammars) 
         num_turns += 1
     assert num_turns > 20
     assert isinstance(compiling.exception(), InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": 5}}},
+        {"type": "object", "properties": {"a": {"pattern": "x" * 5000}}},
+        {"$ref": "https://elsewhere.example/x"},
+        {"type": "object", "properties": {"a": {"uniqueItems": True}}},
+        json.loads(chain(DOUBLES["allOf"], 30, pattern("a"))),
+    ],
+)
+async def test_a_schema_that_cannot_be_used_is_refused_by_its_tools_name(
+    grammars: Grammars, schema: dict[str, Any]
+) -> None:
+    tools = [
+        Tool(name=name, parameters=each, strict=True)
+        for name, each in (("a", {}), ("guilty", schema), ("b", {}))
+    ]
+    rules = AnswerRules(AnswerForm("hermes"), False, tools, False, True, "")
+    with pytest.raises(InvalidRequest, match="ool 'guilty': ") as refused:
+        await grammars.of_rules(rules, lambda _: None, ACME)
+    assert refused.value.param == "tools" and len(str(refused.value)) < 800
 
 
 async def test_tools_with_a_chain_of_references_are_refused(grammars: Grammars) -> None:
