@@ -52,7 +52,6 @@ ROUTES = [
     health.livez,
     health.readyz,
     health.get_version,
-    health.check_connection,
     reference.show_reference,
     reference.welcome,
 ]

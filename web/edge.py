@@ -75,6 +75,9 @@ class Edge:
                 self.num_open -= 1
 
     async def _answer(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":
+            # The server leaves out the body of the answer to the original request.
+            scope = {**scope, "method": "GET"}
         state = scope["state"]
         state[HELD_ANSWER] = answer = HeldAnswer(self._answers, held_body(scope))
         is_replaced = False

@@ -129,6 +129,9 @@ class HttpProtocol(HttpToolsProtocol):
         # The writer is paused from the first byte that the socket does not take until the last.
         held.set_write_buffer_limits(high=1, low=0)
         super().connection_made(cast(asyncio.Transport, held))
+        if self.client is not None and (address := canonical(self.client[0])) is not None:
+            # A socket of both families reports IPv4 as `::ffff:192.0.2.1`.
+            self.client = address, self.client[1]
         self.lost: asyncio.Future[None] = self.loop.create_future()
         """Future that is done when the connection is lost."""
         self.app_state = {**self.app_state, CONNECTION: self}

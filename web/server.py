@@ -33,10 +33,15 @@ close would wait for the peer forever."""
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Returns a listening socket. Port 0 finds a free port. If `shared` is set, several processes
-    may listen on the port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
+    """Returns a listening socket. Port 0 finds a free port, and `::` listens on all addresses of
+    IPv6 and IPv4. If `shared` is set, several processes may listen on the port."""
+    listener = socket.create_server(
+        (host, port),
+        family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+        backlog=BACKLOG,
+        reuse_port=shared,
+        dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+    )
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_CLIENT_MS)
     return listener

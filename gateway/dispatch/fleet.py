@@ -33,6 +33,8 @@ MEMORY = 0.95
 NOT_NONE = 0.1
 """Added to this gateway's number of sequences in each report, so that the estimated number of
 gateways stays finite while this gateway is idle."""
+NONE_SERVES = "no worker serves a base model yet"
+"""Reason why a gateway is not ready while its workers still fetch or load all their models."""
 
 
 class Fleet:
@@ -107,16 +109,18 @@ class Fleet:
         return found
 
     def why_not_serving(self) -> str | None:
-        """Returns the reason why no worker can serve any base model of the catalog. Returns None if
-        a worker can, or if a ready worker has not reported its models yet."""
+        """Returns the reason why no worker serves any base model now. Returns None if a worker
+        does."""
         ready = [client for client in self.clients if client.is_ready]
         if not ready:
             return "no worker is ready"
-        told = [client.status.models if client.status else [] for client in ready]
-        if not all(told):
+        if any(client.models for client in ready):
             return None
+        told = [client.status.models if client.status else [] for client in ready]
         reason = why_unsatisfiable([model for models in told for model in models])
-        return reason and f"no worker can serve any base model: {reason}"
+        if all(told) and reason:
+            return f"no worker can serve any base model: {reason}"
+        return NONE_SERVES
 
     def _why_none(self, work: Work) -> NoWorker:
         """Returns the error for a request without a worker. If every worker has reported that it

@@ -9,7 +9,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
 from gateway.dispatch.failover import Failover
-from gateway.dispatch.fleet import Fleet
+from gateway.dispatch.fleet import NONE_SERVES, Fleet
 from gateway.dispatch.in_flight import InFlightRequests
 from gateway.dispatch.outcomes import Outcomes
 from gateway.dispatch.worker_discovery import WorkerDiscovery
@@ -93,7 +93,10 @@ class Gateway:
             return "the catalog is not loaded"
         if self.catalog.is_stale:
             return "the catalog is stale: the database does not answer"
-        return self.wal.why_unavailable() or self.fleet.why_not_serving()
+        reason = self.wal.why_unavailable() or self.fleet.why_not_serving()
+        # An empty installation serves all that it has.
+        is_empty = reason == NONE_SERVES and not self.catalog.view.models
+        return None if is_empty else reason
 
     def _is_valid(self, key_id: str) -> bool:
         view = self.catalog.view

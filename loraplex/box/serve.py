@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from admin.models.base_choice import source_of
+from gateway.dispatch.fleet import NONE_SERVES
 from loraplex.api import Api
 from loraplex.box import demo
 from loraplex.box.children import Child, environment_of_child, python
@@ -308,10 +309,11 @@ def command_line() -> str:
 
 
 def _is_up(address: str) -> bool:
-    """Returns whether the process is ready, or is unready only because the worker can serve none of
+    """Returns whether the process is ready, or is unready only because the worker serves none of
     the base models, which can be corrected through the admin plane."""
     answer = answer_of(address, "/readyz")
-    return answer.startswith(b"HTTP/1.1 200 ") or UNSATISFIABLE.encode() in answer
+    is_up = answer.startswith(b"HTTP/1.1 200 ")
+    return is_up or any(each.encode() in answer for each in (UNSATISFIABLE, NONE_SERVES))
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, Keys]) -> Keys | None:

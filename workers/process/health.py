@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from workers.wire.transport.stream import bind_private
+from workers.wire.transport.tls import bind
 
 MAX_HEAD_BYTES = 8 << 10
 TIMEOUT_S = 5.0
@@ -46,7 +47,7 @@ class HealthServer:
             return
         host, _, port = self.address.rpartition(":")
         self._server = await asyncio.start_server(
-            self._serve, host.strip("[]"), int(port), limit=MAX_HEAD_BYTES
+            self._serve, sock=bind(host.strip("[]"), int(port)), limit=MAX_HEAD_BYTES
         )
         self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
 

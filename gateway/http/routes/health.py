@@ -1,8 +1,8 @@
-"""Defines routes that need no API key: liveness, readiness, version and a connection check."""
+"""Defines routes that need no API key: liveness, readiness and version."""
 
 from __future__ import annotations
 
-from litestar import Response, get, head
+from litestar import Response, get
 from litestar.openapi import ResponseSpec
 
 from gateway.http.request import HttpRequest
@@ -28,16 +28,11 @@ async def livez() -> dict[str, str]:
 )
 async def readyz(request: HttpRequest) -> Response[dict[str, str]]:
     """Returns 200 if requests can be served: the catalog is loaded and not stale, usage can be
-    recorded, a worker that can serve a base model is ready, and the server is not draining."""
+    recorded, a worker serves a base model unless there is none, and the server is not draining."""
     reason = request.gateway.why_not_ready()
     if reason is None:
         return Response({"status": "ok"})
     return Response({"status": "unavailable", "reason": reason}, status_code=503)
-
-
-@head("/", guards=[public], responses=refused(429, 503), status_code=200)
-async def check_connection() -> None:
-    """Returns 200. Some agents check the address before their first request."""
 
 
 @get("/version", guards=[public], responses=refused(429, 503))

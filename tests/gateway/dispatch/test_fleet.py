@@ -12,6 +12,7 @@ import msgspec
 import openai
 import pytest
 
+from gateway.dispatch.fleet import NONE_SERVES
 from gateway.dispatch.standings import Work
 from gateway.exceptions import NoWorker
 from store.records import AdapterProof, CatalogSnapshot
@@ -150,6 +151,30 @@ def test_a_request_that_finds_no_worker_is_over(service: Service, client: openai
         service.call(lambda: service.gateway.fleet.choose(Work("e" * 64, None, [], 1)))
 
 
+def test_a_gateway_is_ready_once_a_worker_serves_a_model(
+    service: Service, worker: ScriptedWorker
+) -> None:
+    """Or if there is no base model that a worker could serve."""
+    models, told = worker.models, service.gateway.fleet.clients[0]
+    url = f"{service.url}/readyz"
+    try:
+        service.call(worker.offer)
+        service.wait_for(lambda: not told.models)
+        ready = httpx.get(url)
+        assert (ready.status_code, ready.json()["reason"]) == (503, NONE_SERVES)
+        full = catalog(service, service.gateway.catalog.current.generation + 1)
+        serve(service, msgspec.structs.replace(full, models=(), versions=(), aliases=()))
+        service.wait_for(lambda: not service.gateway.catalog.current.models)
+        assert httpx.get(url).status_code == 200
+        serve(service, msgspec.structs.replace(full, generation=full.generation + 1))
+        service.wait_for(lambda: bool(service.gateway.catalog.current.models))
+        assert httpx.get(url).status_code == 503
+    finally:
+        service.call(lambda: worker.offer(*models))
+        service.wait_for(lambda: bool(told.models))
+    assert httpx.get(url).status_code == 200
+
+
 def test_a_model_that_no_worker_can_ever_serve_is_refused_for_good(
     service: Service, client: openai.OpenAI, worker: ScriptedWorker
 ) -> None:
@@ -176,7 +201,8 @@ def test_a_model_that_no_worker_can_ever_serve_is_refused_for_good(
         other = msgspec.structs.replace(status, digest="0" * 64, tier="cold")
         service.call(lambda: worker.report(models=[status, other]))
         service.wait_for(lambda: told.status is not None and len(told.status.models) == 2)
-        assert httpx.get(f"{service.url}/readyz").status_code == 200, "one may come"
+        ready = httpx.get(f"{service.url}/readyz")
+        assert (ready.status_code, ready.json()["reason"]) == (503, NONE_SERVES)
     finally:
         service.call(lambda: worker.offer(*models))
         service.call(worker.report)

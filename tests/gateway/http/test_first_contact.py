@@ -63,3 +63,24 @@ def test_a_wrong_choice_is_answered_with_the_choices(service: Service) -> None:
             messages=[{"role": "user", "content": "Hi"}],
             response_format={"type": "xml"},  # pyright: ignore[reportArgumentType]
         )
+
+
+def pages(service: Service) -> list[str]:
+    paths = httpx.get(f"{service.url}/schema").json()["paths"]
+    return ["/docs", *(path for path, methods in paths.items() if "get" in methods)]
+
+
+def test_a_head_is_that_of_the_page(service: Service) -> None:
+    """With a key and without, of each route that has pages, and of those that do not exist."""
+    varying = {"date", "x-request-id", "openai-processing-ms", "content-length"}
+    for path in [*pages(service), "/nothing", "/v1/completions"]:
+        path = path.replace("{model}", "tiny").replace("{model:path}", "tiny")
+        for headers in ({}, {"authorization": f"Bearer {service.keys.acme}"}):
+            whole = httpx.get(f"{service.url}{path}", headers=headers)
+            head = httpx.head(f"{service.url}{path}", headers=headers)
+            assert (head.status_code, head.content) == (whole.status_code, b""), path
+            assert {k: v for k, v in head.headers.items() if k not in varying} == {
+                k: v for k, v in whole.headers.items() if k not in varying
+            }
+            if "content-length" in whole.headers and head.status_code == 200:
+                assert head.headers["content-length"] == whole.headers["content-length"]

@@ -237,7 +237,7 @@ async def listen_tcp(address: str, accept: Accept, security: Security) -> Listen
         sock = bind(host, port)
         own = f"tcp://{host}:{sock.getsockname()[1]}"
         return TlsListener(sock, own, security.tls, serve)
-    server = await asyncio.start_server(serve, host, port, limit=READ_LIMIT)
+    server = await asyncio.start_server(serve, sock=bind(host, port), limit=READ_LIMIT)
     port = server.sockets[0].getsockname()[1]
     return StreamListener(server, f"tcp://{host}:{port}")
 

@@ -129,9 +129,11 @@ class TlsListener:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens on this host and port. Raises OSError."""
+    """Returns a socket that listens on this host and port. `::` listens on all addresses of IPv6
+    and IPv4. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.create_server((host, port), family=family, backlog=128)
+    is_dual = host == "::" and socket.has_dualstack_ipv6()
+    sock = socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=is_dual)
     sock.setblocking(False)
     return sock
 

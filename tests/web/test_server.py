@@ -1,0 +1,67 @@
+"""Sockets of both families, and requests for heads alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from web.server import Server, bind, make_config
+from workers.wire.transport import tls
+
+pytestmark = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6")
+
+
+async def show_client(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the client's address, and with the scheme that a trusted proxy named."""
+    if scope["type"] == "lifespan":
+        for part in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{part}.complete"})
+        return
+    data = json.dumps([scope["client"][0], scope["scheme"], scope["method"]]).encode()
+    headers = [(b"content-length", b"%d" % len(data))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_all_addresses_are_those_of_both_families(host: str) -> None:
+    """And a trusted proxy is recognised by its IPv4 address."""
+    with bind("::", 0) as listener:
+        config = make_config(show_client, trusted_proxies=["127.0.0.1", "::1"], drain_s=1)
+        server = Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = listener.getsockname()[1]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(url)).json() == [host, "http", "GET"]
+            named = {"x-forwarded-for": "192.0.2.7", "x-forwarded-proto": "https"}
+            assert (await client.get(url, headers=named)).json() == ["192.0.2.7", "https", "GET"]
+            head = await client.head(url)
+            assert (head.status_code, head.content) == (200, b"")
+            assert int(head.headers["content-length"]) > 0
+        server.should_exit = True
+        await task
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_so_are_those_of_a_worker(host: str) -> None:
+    with tls.bind("::", 0) as listener:
+        address = host, listener.getsockname()[1]
+        socket.create_connection(address, timeout=5).close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_one_address_is_of_one_family(host: str) -> None:
+    with bind(host, 0) as listener:
+        socket.create_connection((host, listener.getsockname()[1]), timeout=5).close()
+        other = {"127.0.0.1": "::1", "::1": "127.0.0.1"}[host]
+        with pytest.raises(OSError):
+            socket.create_connection((other, listener.getsockname()[1]), timeout=5)
