@@ -13,7 +13,15 @@ import msgspec
 from gateway.dispatch.prompts import Prompt
 from gateway.dispatch.run import Run
 from gateway.text.detokenizer import TokenBytes
-from gateway.text.parsers.parser import IdentityParser, Parser, Part, Text, ToolCall, join_parts
+from gateway.text.parsers.parser import (
+    IdentityParser,
+    Parser,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    join_parts,
+)
 from gateway.text.parsers.stopping import StoppingParser
 from workers.wire.client import WorkerFailed
 from workers.wire.protocol import ErrorCode, FinishReason, SequenceOutput, TokenLogprobs
@@ -77,6 +85,7 @@ class Choice:
                 is_parallel=request.is_parallel,
                 must_call=request.must_call,
                 in_thought=prompt.in_thought,
+                continues_thought=bool(prompt.begun_thought),
             )
             shown = prompt.form.markers(tools)
         if not request.skip_special_tokens:
@@ -93,9 +102,11 @@ class Choice:
         self._detokenizer = spelling.detokenizer(shown)
         self._stop_tokens = request.stop_token_ids
         self._min_tokens = request.min_tokens
-        self._echo = prompt.echo
-        """Text that is shown before the answer. It is neither searched for stop strings nor
-        parsed."""
+        self._echo: list[Part] = [Text(prompt.echo)] if prompt.echo else []
+        """Text that is shown before the answer, and thought that the answer continues. Neither is
+        searched for stop strings nor parsed."""
+        if request.echo and prompt.begun_thought:
+            self._echo.append(Reasoning(prompt.begun_thought))
         self._has_calls = False
         self._num_echo_top = request.num_logprobs if request.scores_echo else None
         """Number of most likely tokens shown with each token of the echo. None shows no scores."""
@@ -112,8 +123,7 @@ class Choice:
         if output.finish_reason is FinishReason.ABORT:
             raise WorkerFailed(ErrorCode.INTERNAL, "The worker gave this request up.")
         before = self.num_tokens
-        parts: list[Part] = [Text(self._echo)] if self._echo else []
-        self._echo = ""
+        parts, self._echo = self._echo, []
         parts += self._read(output)
         stop: str | int | None = None
         if self.finish_reason is None:

@@ -22,7 +22,7 @@ from gateway.limits.bounds import (
 from gateway.request import Conversation, Message, Pair, Request
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.stopping import failure_function
-from gateway.text.parsers.thoughts import is_in_thought
+from gateway.text.parsers.thoughts import OPEN, begun_thought, ends_with, is_in_thought
 from gateway.text.sliced_encoder import Kept
 from gateway.text.tokenizer import ChatTokens, ModelTokenizer
 
@@ -67,7 +67,9 @@ class Prompt(msgspec.Struct, frozen=True):
     change: str = ""
     """How the prompt differs from the turns of a conversation (see `Rendered`), or empty."""
     in_thought: bool = False
-    """Whether the prompt ends with the beginning of a thought."""
+    """Whether the prompt ends inside a thought."""
+    begun_thought: str = ""
+    """Text of the last message's thought that the answer continues. Empty if there is none."""
 
 
 async def encode_prompts(
@@ -112,11 +114,19 @@ class _PromptReader:
         form = await tokenizer.answer_form(template)
         if target.serving.tool_format is not None:
             form = msgspec.structs.replace(form, calls=target.serving.tool_format)
-        in_thought = form.has_thoughts and is_in_thought(tokenizer.text(tokens[-TAIL_TOKENS:]))
-        last = messages[-1]
-        echoed = [last.content] if request.echo and last.role == "assistant" else []
+        end, last = tokenizer.text(tokens[-TAIL_TOKENS:]), messages[-1]
+        thought = ""
+        if form.has_thoughts and request.conversation.continue_final_message:
+            thought = begun_thought(last)
+            if not ends_with(end, thought):  # the template has closed the thought
+                thought = ""
+        in_thought = form.has_thoughts and (bool(thought) or is_in_thought(end))
+        echo = last.content.removesuffix(OPEN + thought) if thought else last.content
+        echoed = [echo] if request.echo and last.role == "assistant" else []
         return [
-            msgspec.structs.replace(each, form=form, in_thought=in_thought, change=change)
+            msgspec.structs.replace(
+                each, form=form, in_thought=in_thought, begun_thought=thought, change=change
+            )
             for each in await self._prompts([tokens], echoed)
         ]
 

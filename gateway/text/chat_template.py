@@ -63,6 +63,11 @@ class TemplateOverBudget(InvalidRequest):
     """Error for a template that takes more steps than a conversation of this size allows."""
 
 
+class NotShown(InvalidRequest):
+    """Error for a last message that the template does not show as it is, so that an answer cannot
+    continue it."""
+
+
 class TemplateRefused(InvalidRequest):
     """Error for a conversation that the template refuses, or cannot render because an expression in
     the template fails."""
@@ -144,11 +149,22 @@ class ChatTemplate:
             return None
 
     def _prompt(self, conversation: Conversation, steps: int) -> str:
+        last = conversation.messages[-1]
+        if conversation.continue_final_message and last.reasoning and not last.content.strip():
+            try:
+                return self._prompt_until(conversation, "reasoning_content", steps)
+            except NotShown:
+                pass
+        return self._prompt_until(conversation, "content", steps)
+
+    def _prompt_until(self, conversation: Conversation, field: str, steps: int) -> str:
+        """Returns the prompt. If the answer continues the last message, the prompt ends with this
+        field of the message."""
         messages = [message.for_template() for message in conversation.messages]
         if self._wants_short_ids:
             _shorten_ids(messages)
         if conversation.continue_final_message:
-            messages[-1]["content"] += FINAL_MARK
+            messages[-1][field] += FINAL_MARK
         variables = conversation.template_arguments | {
             "messages": messages,
             "add_generation_prompt": conversation.add_generation_prompt,
@@ -191,11 +207,11 @@ def _short_id(id: str) -> str:
 
 
 def _until_mark(text: str) -> str:
-    """Returns the text up to the end of the last message's content. Raises InvalidRequest if the
+    """Returns the text up to the end of the last message's text. Raises NotShown if the
     template does not render that content unchanged."""
     end = text.rfind(FINAL_MARK.strip())
     if end < 0:
-        raise InvalidRequest(
+        raise NotShown(
             "The model's chat template does not show the last message as it is, so that an answer "
             "cannot continue it.",
             param="continue_final_message",

@@ -58,10 +58,11 @@ class AnswerForm(msgspec.Struct, frozen=True):
         is_parallel: bool = True,
         must_call: bool = False,
         in_thought: bool = False,
+        continues_thought: bool = False,
     ) -> Parser:
         """Returns a parser for one answer. `tools` are the tools that may be called. `must_call`
         means that a grammar allows only calls. `in_thought` means that the prompt ends inside a
-        thought."""
+        thought, and `continues_thought` that it has a part of the thought's text."""
         parser = IdentityParser()
         if tools:
             parser = self._call_parser(tools)
@@ -69,7 +70,9 @@ class AnswerForm(msgspec.Struct, frozen=True):
                 parser = SingleCallParser(parser)
             if must_call:
                 parser = CallsOnlyParser(parser)
-        return ThoughtParser(parser, is_begun=in_thought) if self.has_thoughts else parser
+        if not self.has_thoughts:
+            return parser
+        return ThoughtParser(parser, is_begun=in_thought, is_continued=continues_thought)
 
     def markers(self, tools: Sequence[Tool]) -> frozenset[str]:
         """Returns the special tokens that the parser needs to see in the text."""

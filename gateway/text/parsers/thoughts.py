@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from gateway.request import Message
 from gateway.text.parsers.parser import Parser, Part, Reasoning
 from gateway.text.parsers.reading_parser import MAX_SPACE, SPACE, Reading, ReadingParser
 
 MARKERS = OPEN, CLOSE = "<think>", "</think>"
+COMPARED = 8
+"""Number of characters at the end of a prompt that are compared with a thought."""
 
 
 def is_in_thought(prompt: str) -> bool:
@@ -15,15 +18,31 @@ def is_in_thought(prompt: str) -> bool:
     return prompt.rstrip(SPACE).endswith(OPEN)
 
 
+def ends_with(prompt: str, thought: str) -> bool:
+    """Returns whether the last characters of a prompt are those of a thought, except for space."""
+    return prompt.rstrip(SPACE).endswith(thought.rstrip(SPACE)[-COMPARED:])
+
+
+def begun_thought(message: Message) -> str:
+    """Returns the text of the thought that an answer which continues the message continues, too.
+    Returns an empty text if the message does not end inside a thought."""
+    if not message.content.strip():
+        return message.reasoning
+    _, marker, thought = message.content.rpartition(OPEN)
+    return thought if marker and CLOSE not in thought else ""
+
+
 class ThoughtParser(ReadingParser):
     """Parser of a thought at the beginning of the text. Passes the rest of the text to the parser
     `answer`."""
 
-    def __init__(self, answer: Parser, *, is_begun: bool) -> None:
-        """`is_begun` means that the prompt ends inside the thought."""
+    def __init__(self, answer: Parser, *, is_begun: bool, is_continued: bool = False) -> None:
+        """`is_begun` means that the prompt ends inside the thought, and `is_continued` that it has
+        a part of the thought's text, so that a space at the beginning belongs to the thought."""
         super().__init__()
         self._answer = answer
         self._is_thinking = is_begun
+        self._is_continued = is_continued
         self._num_taken = 0
         """Number of characters read so far."""
         self._tokens: ThoughtTokens | None = ThoughtTokens()
@@ -65,7 +84,8 @@ class ThoughtParser(ReadingParser):
             assert self._tokens is not None
             self._tokens.begin = self._num_taken
             before = ""
-            yield from self._space()
+            if not self._is_continued:
+                yield from self._space()
             marker = yield from self.pieces_until(CLOSE, add=self._add_thought)
             self._num_thought_tokens = self._tokens.count(self._num_taken - len(marker))
             self._tokens = None

@@ -430,3 +430,44 @@ def test_ids_of_the_prompt_and_of_the_answer(
         assert prompts[0] + prompts[1] == sent[:1] * (1 if stream else 2)
     else:
         assert sorted(prompts[0] + prompts[1]) == sorted(sent)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "begun",
+    [
+        {"content": "<think>\nThe parcel of Tuesday, which was late"},
+        {"content": "", "reasoning_content": "The parcel of Tuesday, which was late"},
+    ],
+)
+def test_an_answer_continues_a_thought(
+    service: Service, worker: ScriptedWorker, stream: bool, begun: dict[str, Any]
+) -> None:
+    """Stop strings are not searched for in the thought, and it goes on with a space."""
+    worker.script = say(" twice. stop\n</think>\n\nTwice. stop it")
+    fields = {
+        "messages": [{"role": "user", "content": "?"}, {"role": "assistant", **begun}],
+        "extra_body": {"continue_final_message": True, "add_generation_prompt": False},
+        "stop": [" stop"],
+    }
+    answer = read(service, "chat", stream, **fields)
+    assert (answer.thought, answer.text) == (" twice. stop", "Twice.")
+    assert spelled(worker.requests[-1].tokens).endswith("which was late")
+    fields["extra_body"]["echo"] = True
+    answer = read(service, "chat", stream, **fields)
+    assert answer.thought.endswith("which was late twice. stop") and answer.text == "Twice."
+
+
+def test_an_answer_after_a_thought_that_has_ended_is_text(
+    service: Service, worker: ScriptedWorker
+) -> None:
+    worker.script = say(" day.")
+    begun = {"role": "assistant", "content": "<think>\na\n</think>\n\nOn which"}
+    answer = read(
+        service,
+        "chat",
+        False,
+        messages=[{"role": "user", "content": "?"}, begun],
+        extra_body={"continue_final_message": True, "add_generation_prompt": False},
+    )
+    assert (answer.thought, answer.text) == ("", " day.")
