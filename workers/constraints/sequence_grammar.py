@@ -4,6 +4,7 @@ the engine thread."""
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Lock
@@ -21,10 +22,11 @@ log = logging.getLogger(__name__)
 MAX_FORCED = 64
 """Maximum number of forced tokens that are appended at a time. A token is forced if it is the only
 token that may follow."""
-QUICK_WAIT_S = 0.05
-"""Maximum seconds that a step waits for grammars that are not slow."""
-SLOW_WAIT_S = 0.004
-"""Maximum seconds that a step waits for slow grammars."""
+WAIT_S = 0.004
+"""Maximum seconds that a step waits for grammars."""
+NUM_QUICK = 2
+"""Number of threads that advance grammars that are not known to be slow. While one thread finds out
+that a grammar is slow, the other thread advances the others."""
 NUM_COMPILING = 2
 """Number of threads that compile grammars. While one thread compiles a slow grammar, the other
 thread compiles grammars of other tenants."""
@@ -43,14 +45,14 @@ class CompiledGrammar:
 
 
 class GrammarThreads:
-    """Threads of a worker that work on grammars. One thread advances grammars whose tokens take
-    microseconds, one thread advances slow grammars, and `NUM_COMPILING` threads compile
+    """Threads of a worker that work on grammars. `NUM_QUICK` threads advance grammars whose tokens
+    take microseconds, one thread advances slow grammars, and `NUM_COMPILING` threads compile
     grammars."""
 
     def __init__(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """on_ready: function that is called on these threads when a grammar has become ready."""
         self.on_ready = on_ready
-        self._quick = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._quick = ThreadPoolExecutor(NUM_QUICK, thread_name_prefix="masks")
         self.slow = ThreadPoolExecutor(1, thread_name_prefix="slow-masks")
         self.compiling = ThreadPoolExecutor(NUM_COMPILING, thread_name_prefix="grammars")
         self._due: list[SequenceGrammar] = []
@@ -63,12 +65,12 @@ class GrammarThreads:
         """Starts to advance the added grammars by their tokens, and waits briefly. Grammars that
         have not finished after the wait continue during later steps."""
         due, self._due = self._due, []
-        quick = [grammar for grammar in due if not grammar.is_slow]
-        slow = [self.slow.submit(grammar.go_on) for grammar in due if grammar.is_slow]
-        if quick:
-            wait([self._quick.submit(_go_on_all, quick)], QUICK_WAIT_S)
-        if slow:
-            wait(slow, SLOW_WAIT_S)
+        started = [self.slow.submit(grammar.go_on) for grammar in due if grammar.is_slow]
+        quick = deque(grammar for grammar in due if not grammar.is_slow)
+        started += [
+            self._quick.submit(_go_on_all, quick) for _ in range(min(NUM_QUICK, len(quick)))
+        ]
+        wait(started, WAIT_S)
 
     def close(self) -> None:
         for threads in (self._quick, self.slow, self.compiling):
@@ -206,6 +208,11 @@ class SequenceGrammar:
             self.failure = self._matcher.get_error()
 
 
-def _go_on_all(grammars: list[SequenceGrammar]) -> None:
-    for grammar in grammars:
+def _go_on_all(grammars: deque[SequenceGrammar]) -> None:
+    """Removes and advances the grammars. Several threads may share the queue."""
+    while True:
+        try:
+            grammar = grammars.popleft()
+        except IndexError:
+            return
         grammar.go_on()

@@ -170,8 +170,7 @@ def test_what_alone_can_follow_is_not_drawn(
 ) -> None:
     """Such tokens take no step each, and the rest is drawn as if they had."""
     # A busy machine may run the grammar's thread later than a step waits, and then they are drawn.
-    for name in ("QUICK_WAIT_S", "SLOW_WAIT_S"):
-        monkeypatch.setattr(sequence_grammar, name, 60.0)
+    monkeypatch.setattr(sequence_grammar, "WAIT_S", 60.0)
     grammar = grammars.of_regex("status: (o|l); this is all that is said")
     requests = [
         request_of(tiny, 0, grammar),

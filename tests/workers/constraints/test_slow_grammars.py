@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future
 from itertools import product
 from pathlib import Path
 from threading import Event
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
+from workers.constraints import sequence_grammar
 from workers.constraints.grammars import Grammars
 from workers.constraints.sequence_grammar import GrammarThreads, SequenceGrammar
 from workers.wire import grammars
@@ -115,3 +117,35 @@ def test_a_step_does_not_wait_for_a_slow_grammar(opened: Grammars, threads: Gram
         is_free.set()
     await_ready(slow)
     assert VOCAB[first_allowed(slow)] in ("a", "ab")
+
+
+@pytest.mark.parametrize("num_others", [1, 20])
+def test_one_that_turns_out_to_be_slow_holds_up_neither_the_step_nor_other_grammars(
+    opened: Grammars, num_others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first in the queue, which nobody knows to be slow, does not end."""
+    waits_s: list[float] = []
+    wait = sequence_grammar.wait
+
+    def waited(futures: list[Future[None]], timeout: float) -> Any:
+        waits_s.append(timeout)
+        return wait(futures, timeout)
+
+    monkeypatch.setattr(sequence_grammar, "wait", waited)
+    first, *others = begin(opened, *[QUICK] * (num_others + 1))
+    is_free = Event()
+    monkeypatch.setattr(first, "_go_on", lambda: is_free.wait(60))
+    try:
+        for _ in range(3):
+            for grammar in (first, *others) if first.is_ready else others:
+                grammar.advance([IDS["x"]] if not waits_s else [first_allowed(grammar)])
+            before = len(waits_s)
+            others[0].forced()
+            assert sum(waits_s[before:]) <= 0.005
+            for grammar in others:
+                await_ready(grammar)
+                grammar.forced()
+            assert not first.is_ready
+    finally:
+        is_free.set()
+    await_ready(first)
