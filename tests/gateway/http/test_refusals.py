@@ -157,7 +157,6 @@ def test_a_missing_field_by_name(service: Service) -> None:
         b"null",
         b'{"model": "tiny", "messages": ' + b"[" * 100_000,
         b'{"a":' * 100_000,
-        b'{"model": "tiny", "prompt": "\\ud800"}',
         b'{"model": "tiny", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
     ids=lambda body: repr(body[:20]),
