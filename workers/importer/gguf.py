@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from adapters.format import chat_templates
 from adapters.format.chat_templates import join_templates, name_unused_templates
 from workers.importer.canonical import ImportRefused, complete_config, write_json
 from workers.importer.gguf_config import build_config, build_generation_config
+from workers.importer.gguf_header import check_gguf
 from workers.importer.gguf_tensors import GGUFTensors
 from workers.importer.gguf_tokenizer import build_tokenizer, build_tokenizer_config
 from workers.importer.safetensors_file import Blocks, StoredTensor, write_safetensors
@@ -26,7 +28,13 @@ from workers.importer.weight_formats import (
 from workers.models import read_spec
 from workers.models.checkpoint import SINGLE_FILE, expected_tensors
 from workers.models.progress import ByteProgress
-from workers.models.spec import ModelSpec
+from workers.models.spec import ModelSpec, UnsupportedModel
+
+VOCABULARY = {"tokens": str, "merges": str, "scores": (int, float), "token_type": int}
+"""Types of the elements of lists that describe the vocabulary."""
+MAX_TOKEN_WORK = 1 << 30
+"""Maximum sum of the squared lengths of all tokens, which is the time to find their merges. It is
+17 million for Gemma."""
 
 
 def write_from_gguf(
@@ -39,27 +47,25 @@ def write_from_gguf(
     """Fills the canonical folder from a GGUF file. Weights are dequantised in float32 and stored as
     bfloat16, rounded to nearest even, unless `formats` names another format. Returns sentences
     about what the import does not use."""
-    try:
+    check_gguf(source)
+    with _naming_values():
         reader = GGUFReader(source)
-    except (ValueError, IndexError) as error:
-        raise ImportRefused(f"{source.name} is no GGUF file: {error}") from error
-    metadata = _Metadata({name: field.contents() for name, field in reader.fields.items()})
-    metadata.leave_out_unknown_tokens()
-    if metadata.get("split.count", 1) > 1:
-        raise ImportRefused(f"split.count = {metadata['split.count']}: merge the parts first")
-    tensors = GGUFTensors(reader.tensors, metadata.get("general.architecture", ""))
-    config = build_config(metadata, tensors)
-    spec = read_spec(config)
-    expected = dict(expected_tensors(spec))
-    tensors.check(expected)
-
-    build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
-    write_json(folder / "tokenizer_config.json", build_tokenizer_config(metadata))
-    write_json(folder / "config.json", complete_config(config, spec))
-    write_json(folder / "generation_config.json", build_generation_config(metadata))
-    templates = read_chat_templates(metadata)
-    if (template := join_templates(templates)) is not None:
-        (folder / chat_templates.FILE).write_text(template)
+        metadata = _Metadata({name: field.contents() for name, field in reader.fields.items()})
+        metadata.check()
+        if metadata.get("split.count", 1) > 1:
+            raise ImportRefused(f"split.count = {metadata['split.count']}: merge the parts first")
+        tensors = GGUFTensors(reader.tensors, metadata.get("general.architecture", ""))
+        config = build_config(metadata, tensors)
+        spec = read_spec(config)
+        expected = dict(expected_tensors(spec))
+        tensors.check(expected)
+        build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
+        write_json(folder / "tokenizer_config.json", build_tokenizer_config(metadata))
+        write_json(folder / "config.json", complete_config(config, spec))
+        write_json(folder / "generation_config.json", build_generation_config(metadata))
+        templates = read_chat_templates(metadata)
+        if (template := join_templates(templates)) is not None:
+            (folder / chat_templates.FILE).write_text(template)
     stored = dict(_stored(tensors, name, shape, spec, formats) for name, shape in expected.items())
     write_safetensors(folder / SINGLE_FILE, stored, check_room, progress)
     return name_unused_templates(templates)
@@ -100,10 +106,38 @@ class _Metadata(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         raise ImportRefused(f"metadata {key} is missing")
 
-    def leave_out_unknown_tokens(self) -> None:
-        """Deletes the ids of special tokens that are outside the vocabulary. Some files have such
-        an id if the model lacks the special token."""
-        size = len(self["tokenizer.ggml.tokens"])
+    def check(self) -> None:
+        """Checks the types of the vocabulary's lists, which must be equally long. Deletes the ids
+        of special tokens that are outside the vocabulary. Some files have such an id if the model
+        lacks the special token."""
+        tokens = self["tokenizer.ggml.tokens"]
+        for name, kind in VOCABULARY.items():
+            values = self.get(f"tokenizer.ggml.{name}", [])
+            if not isinstance(values, list) or not all(isinstance(each, kind) for each in values):
+                raise ImportRefused(f"metadata tokenizer.ggml.{name} has values of a wrong type")
+        for name in ("scores", "token_type"):
+            values = self.get(f"tokenizer.ggml.{name}", tokens)
+            if len(values) != len(tokens):
+                count = f"{len(values)} values of {len(tokens)} tokens"
+                raise ImportRefused(f"metadata tokenizer.ggml.{name} has {count}")
+        if (work := sum(len(token) ** 2 for token in tokens)) > MAX_TOKEN_WORK:
+            raise ImportRefused(
+                "metadata tokenizer.ggml.tokens: the squared lengths of the tokens add up to"
+                f" {work}; allowed: {MAX_TOKEN_WORK}"
+            )
         for key in [key for key in self if key.endswith("_token_id")]:
-            if not 0 <= self[key] < size:
+            if not isinstance(self[key], int) or not 0 <= self[key] < len(tokens):
                 del self[key]
+
+
+@contextmanager
+def _naming_values() -> Generator[None]:
+    """Turns errors about values of a wrong type or size in the metadata into ImportRefused."""
+    try:
+        yield
+    except (ImportRefused, UnsupportedModel):
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise ImportRefused(
+            f"the metadata has a value that is not read: {type(error).__name__}: {error}"
+        ) from error

@@ -8,6 +8,7 @@ import numpy as np
 
 from workers.importer.canonical import ImportRefused
 from workers.importer.gguf_tensors import GGUFTensors
+from workers.models.spec import MAX_LAYERS
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -24,6 +25,7 @@ CLASSES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
+MAX_HEAD_DIM = 1 << 16
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
 """Number of layers of the 27B model of each Gemma family. The import recognises 27B models by this
 number, because they compute the query scale differently and GGUF files do not store the scale."""
@@ -95,11 +97,18 @@ def _geometry(section: _Section, metadata: dict[str, Any]) -> dict[str, Any]:
     kv_heads = section.get("attention.head_count_kv", heads)
     if not isinstance(kv_heads, int):
         raise ImportRefused("attention.head_count_kv differs between layers")
+    num_layers = section.require("block_count")
+    for key, value, limit in (
+        ("block_count", num_layers, MAX_LAYERS),
+        ("attention.key_length", head_dim, MAX_HEAD_DIM),
+    ):
+        if not isinstance(value, int) or not 0 < value <= limit:
+            raise ImportRefused(f"{key} = {value}; allowed: 1 to {limit}")
     return {
         "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
         "hidden_size": hidden,
         "intermediate_size": section.require("feed_forward_length"),
-        "num_hidden_layers": section.require("block_count"),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,

@@ -41,9 +41,17 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE_FILE]
     if not (folder / INDEX_FILE).is_file():
         raise CheckpointError(f"neither {SINGLE_FILE} nor {INDEX_FILE} in {folder}")
-    names = set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values())
+    try:
+        names = set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{INDEX_FILE} has no weight_map of names to files") from error
     for name in names:
-        if "/" in name or "\\" in name or not name.endswith(".safetensors"):
+        if (
+            not isinstance(name, str)
+            or "/" in name
+            or "\\" in name
+            or not name.endswith(".safetensors")
+        ):
             raise CheckpointError(f"{INDEX_FILE} names {name!r}, which is no shard beside it")
         if not (folder / name).is_file():
             raise CheckpointError(f"shard {name} is missing")

@@ -7,6 +7,7 @@ from typing import Any
 from workers.layers.rope_spec import RopeSpec
 from workers.models.rope_config import read_ropes
 from workers.models.spec import (
+    MAX_LAYERS,
     LayerSpec,
     ModelSpec,
     UnsupportedModel,
@@ -37,7 +38,7 @@ def read_smollm3(config: dict[str, Any]) -> ModelSpec:
     missing, every `no_rope_layer_interval`-th layer has no rope (by default, every fourth)."""
     config = {"tie_word_embeddings": True, **config}
     require(config, "hidden_act", "silu", "silu")
-    num_layers = positive(config, "num_hidden_layers")
+    num_layers = min(positive(config, "num_hidden_layers"), MAX_LAYERS + 1)
     interval = config.get("no_rope_layer_interval") or 4
     has_rope = config.get("no_rope_layers") or [
         (layer + 1) % interval != 0 for layer in range(num_layers)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from ops.base import Activation
 
 
+MAX_LAYERS = 1024
+"""Maximum number of layers. Every layer takes memory before its weights are found missing."""
+
+
 class UnsupportedModel(ValueError):
     """Error raised if a config requires a feature that is not supported."""
 
@@ -148,6 +152,8 @@ def layer_specs(
     `layer_types`, this field decides instead of `has_window`."""
     has_window = has_window or (lambda _: window is not None)
     num_layers = positive(config, "num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        raise UnsupportedModel("num_hidden_layers", num_layers, f"at most {MAX_LAYERS}")
     types = config.get("layer_types") or [
         "sliding_attention" if has_window(layer) else "full_attention"
         for layer in range(num_layers)
