@@ -17,7 +17,7 @@ from admin.http import problems
 from admin.http.openapi import describe, document
 from admin.http.parameters import check_parameters
 from admin.http.plane import AdminConfig, AdminPlane
-from admin.http.request import AdminRequest, add_request_id
+from admin.http.request import AdminRequest, add_headers
 from admin.keys.routes import KeyController
 from admin.models.routes import ModelController
 from admin.overview.routes import show_overview
@@ -91,7 +91,7 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         before_request=check_parameters,
         request_max_body_size=MAX_BODY_BYTES,
         exception_handlers={Exception: problems.to_response},
-        before_send=[add_request_id],
+        before_send=[add_headers],
         openapi_config=document(MAX_BODY_BYTES),
         plugins=[StructSchemas(), Requirements(describe)],
         logging_config=None,

@@ -12,6 +12,7 @@ import httpx
 import msgspec
 
 from loraplex.errors import ApiFailure, BadSettings, NoAnswer, NoKey, Refused, reason_of
+from loraplex.output import tell
 from loraplex.private import read_private
 from loraplex.running import RunningServer, find_server, find_server_at
 from loraplex.settings import Settings
@@ -142,6 +143,7 @@ class Api:
             else:
                 if not answer.is_error:
                     self._has_answered = True
+                    _report_behind(answer)
                     return answer
                 failure = self._failure(answer)
                 if isinstance(failure, Refused) and failure.code == "rate_limit_exceeded":
@@ -174,6 +176,18 @@ class Api:
             return {"message": f"{self.url} has no admin plane: set LORAPLEX_URL to where it is"}
         advice = ADVICE.get(str(code))
         return {"message": f"{message.rstrip('.')}; {advice}"} if advice else {}
+
+
+def _report_behind(answer: httpx.Response) -> None:
+    """Reports gateways that may not use a change yet."""
+    match answer.headers.get("loraplex-gateways-behind", "0"):
+        case "0":
+            return
+        case "unknown":
+            who = "some gateways"
+        case number:
+            who = "1 gateway" if number == "1" else f"{number} gateways"
+    tell(f"{who} may not have applied the change yet, and will when the database is reached")
 
 
 def connect(settings: Settings) -> Api:

@@ -4,9 +4,11 @@ INSERT INTO gateways (id, generation, in_flight) VALUES ($1, $2, $3)
 ON CONFLICT (id) DO UPDATE
 SET generation = excluded.generation, in_flight = excluded.in_flight, seen_at = now();
 
--- name: gateways_know
--- Whether all that live go by the catalog of this generation, or a later one.
-SELECT NOT EXISTS (SELECT FROM gateways WHERE generation < $1 AND seen_at > now() - interval '10 seconds');
+-- name: gateways_behind
+-- $1: a generation of the catalog; $2: seconds for which a gateway without the database serves from its last catalog.
+-- Returns the number of gateways that may use an earlier catalog, and how many of them are connected to the database.
+SELECT count(*) AS behind, count(*) FILTER (WHERE seen_at > now() - interval '10 seconds') AS connected
+FROM gateways WHERE generation < $1 AND seen_at > now() - make_interval(secs => $2);
 
 -- name: gateway_leave
 DELETE FROM gateways WHERE id = $1;

@@ -188,6 +188,7 @@ class LoraAdapterController(Controller):
                 number = await plane.load(
                     new, staged.path, request.actor, in_place=given.load_inplace
                 )
+                await request.until_known()
                 stages.end("publish")
         return Response(
             f"Success: LoRA adapter '{given.lora_name}' added successfully.",

@@ -22,14 +22,16 @@ SELECT coalesce(bool_and(generation >= $1), true) AS is_known,
 FROM gateways WHERE seen_at > now() - interval '10 seconds';
 
 -- name: gateways_gone
-DELETE FROM gateways WHERE seen_at < now() - interval '15 seconds';
+-- $1: seconds for which a gateway without the database serves from its last catalog.
+DELETE FROM gateways WHERE seen_at < now() - make_interval(secs => greatest($1::float8, 15));
 
 -- name: versions_to_reap
 SELECT tenant_id, name, version, digest FROM adapter_versions v
 WHERE state = 'retired' AND NOT EXISTS (
     SELECT FROM gateways g
-    WHERE g.generation < v.retired_generation
-        OR jsonb_exists(g.in_flight, v.tenant_id || '/' || v.name || '/' || v.version));
+    WHERE g.seen_at > now() - interval '15 seconds'
+        AND (g.generation < v.retired_generation
+             OR jsonb_exists(g.in_flight, v.tenant_id || '/' || v.name || '/' || v.version)));
 
 -- name: version_delete
 DELETE FROM adapter_versions WHERE tenant_id = $1 AND name = $2 AND version = $3;

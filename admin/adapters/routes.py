@@ -14,7 +14,6 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from admin.adapters import adapters, retirement, versions
 from admin.adapters.adapters import AdapterSummaryView
 from admin.adapters.schemas import MAX_VERSION, AdapterView, Retired, VersionView
-from admin.audit.audit import changing
 from admin.http.entities import changing_of, page, reading_of
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.parameters import After, Limit, TenantName
@@ -59,8 +58,7 @@ class AdapterController(Controller):
         self, request: AdminRequest, name: FromPath[str], tenant: TenantName = None
     ) -> Retired:
         """Deletes an adapter with its versions and aliases. Requests in flight continue."""
-        async with changing(request.plane.database, request.actor) as connection:
-            owner = await tenant_for(connection, request.user, tenant)
+        async with changing_of(request, tenant) as (connection, owner):
             retired = await retirement.retire_adapter(connection, owner.id, name)
         return Retired(name, await request.plane.settle_retirement(retired))
 
@@ -104,8 +102,7 @@ class AdapterController(Controller):
         tenant: TenantName = None,
     ) -> Retired:
         """Deletes a version. 409 if an alias points to it. Requests in flight continue."""
-        async with changing(request.plane.database, request.actor) as connection:
-            owner = await tenant_for(connection, request.user, tenant)
+        async with changing_of(request, tenant) as (connection, owner):
             retired = await retirement.retire_version(connection, owner.id, name, version)
         return Retired(f"{name}@{version}", await request.plane.settle_retirement(retired))
 

@@ -51,7 +51,7 @@ from web.errors import Overloaded
 
 log = logging.getLogger(__name__)
 
-RETIREMENT_WAIT_S = 2.0
+RETIREMENT_WAIT_S = 1.0
 KNOWN_WAIT_S = 1.0
 
 T = TypeVar("T")
@@ -69,6 +69,8 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     usage_days: int = 90
     """Days for which rows of single requests are kept, including today."""
     audit_days: int = 400
+    catalog_stale_s: float = 300.0
+    """Seconds for which gateways without the database serve from their last catalog."""
     tenant_writes_per_minute: int = 60
     """Changes per minute that a tenant's keys may make. A burst may use five minutes' worth."""
     default_quota: TenantLimits | None = None
@@ -93,7 +95,7 @@ class AdminPlane:
         self.config = config
         self.database = database
         self.store = store
-        self.reaper = Reaper(database, store)
+        self.reaper = Reaper(database, store, config.catalog_stale_s)
         self.key_lookup = KeyLookup(database)
         self.key_uses = KeyUses()
         self.tenant_rates = TenantRates(config.tenant_writes_per_minute)
@@ -241,8 +243,8 @@ class AdminPlane:
         self, new: NewVersion, staged: Path, actor: Actor, *, approves_template: bool
     ) -> tuple[int, bool]:
         """Stores the files and adds the version. If an identical version exists, only updates its
-        alias and signature, and waits until gateways know them. Returns the version's number and
-        whether it is new. If `approves_template` is set, approves the version's template."""
+        alias and signature. Returns the version's number and whether it is new. If
+        `approves_template` is set, approves the version's template."""
 
         async def add(connection: Connection) -> tuple[int, bool]:
             template = new.serving.template_digest
@@ -250,23 +252,18 @@ class AdminPlane:
                 await versions.approve_template(connection, template, actor.key.id)
             return await versions.add_version(connection, new)
 
-        number, is_new = await self._publish(new.manifest.digest, staged, actor, add)
-        if not is_new:
-            await self.until_known()
-        return number, is_new
+        return await self._publish(new.manifest.digest, staged, actor, add)
 
     async def load(self, new: NewVersion, staged: Path, actor: Actor, *, in_place: bool) -> int:
-        """Stores the files, adds an ephemeral version and waits until gateways know it. Returns its
-        number. Does not sync the files to disk, because they need not survive a power failure.
-        Raises the errors of `add_ephemeral`, and OSError."""
+        """Stores the files and adds an ephemeral version. Returns its number. Does not sync the
+        files to disk, because they need not survive a power failure. Raises the errors of
+        `add_ephemeral`, and OSError."""
 
         async def add(connection: Connection) -> int:
             retention = self.config.retention
             return await ephemeral.add_ephemeral(connection, new, retention, in_place=in_place)
 
-        number = await self._publish(new.manifest.digest, staged, actor, add, durable=False)
-        await self.until_known()
-        return number
+        return await self._publish(new.manifest.digest, staged, actor, add, durable=False)
 
     async def _publish(
         self,
@@ -313,18 +310,24 @@ class AdminPlane:
         await self.reap_now()
         return progress.in_flight
 
-    async def until_known(self) -> None:
-        """Waits until every live gateway uses the current catalog, at most `KNOWN_WAIT_S` seconds.
-        Returns early if the database becomes unavailable."""
+    async def until_known(self) -> int | None:
+        """Waits until every gateway that is connected to the database uses the current catalog, at
+        most `KNOWN_WAIT_S` seconds. Returns the number of gateways that may still use an earlier
+        one, including those that are disconnected. Returns None if the database is unavailable."""
         deadline = time.monotonic() + KNOWN_WAIT_S
-        with contextlib.suppress(DatabaseUnavailable):
+        try:
             async with self.database.acquire() as connection:
                 generation = await catalog_generation(connection)
-            while time.monotonic() < deadline:
+            while True:
                 async with self.database.acquire() as connection:
-                    if await connection.fetchval(sql["gateways_know"], generation):
-                        return
+                    args = generation, self.config.catalog_stale_s
+                    state = await connection.fetchrow(sql["gateways_behind"], *args)
+                assert state is not None
+                if not state["connected"] or time.monotonic() > deadline:
+                    return state["behind"]
                 await asyncio.sleep(0.02)
+        except DatabaseUnavailable:
+            return None
 
     async def run(self) -> None:
         """Runs the background tasks until cancelled."""

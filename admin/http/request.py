@@ -19,6 +19,10 @@ from store.records import ApiKey
 from web.client_address import client_address
 from web.request import PlaneRequest, UploadPace
 
+BEHIND = "loraplex-gateways-behind"
+"""Header of the answers to changes: number of gateways that may not use the change yet, or
+`unknown`."""
+
 
 class AdminRequest(PlaneRequest[ApiKey]):
     """Request whose `user` is the API key that the route's guard accepted."""
@@ -64,14 +68,23 @@ class AdminRequest(PlaneRequest[ApiKey]):
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Connection]:
         """Opens a transaction that sees only the caller's rows and logs its changes as made by the
-        caller. Exits once the live gateways have applied the change."""
+        caller. Exits after `until_known`."""
         async with changing(self.plane.database, self.actor) as connection:
             yield connection
-        await self.plane.until_known()
+        await self.until_known()
+
+    async def until_known(self) -> None:
+        """Waits until the gateways use what the request has changed, at most a second. The answer's
+        header `BEHIND` has the number of gateways that may not use it yet."""
+        behind = await self.plane.until_known()
+        self.scope["state"][BEHIND] = "unknown" if behind is None else str(behind)
 
 
-async def add_request_id(message: Message, scope: Scope) -> None:
-    """Adds the request's id to every answer, including refusals."""
+async def add_headers(message: Message, scope: Scope) -> None:
+    """Adds the request's id to every answer, including refusals, and `BEHIND` to changes."""
+    if message["type"] == "http.response.start" and BEHIND in scope["state"]:
+        value = scope["state"][BEHIND].encode()
+        message["headers"] = [*message["headers"], (BEHIND.encode(), value)]
     if message["type"] == "http.response.start" and "request_id" in scope["state"]:
         name = scope["state"]["request_id"].encode()
         message["headers"] = [*message["headers"], (b"x-request-id", name)]

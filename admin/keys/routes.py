@@ -105,8 +105,9 @@ class KeyController(Controller):
     async def revoke_key(
         self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
     ) -> Tagged[KeyView]:
-        """Revokes a key permanently. Once this request is answered, no gateway accepts the key. Its
-        record is kept."""
+        """Revokes a key permanently. Its record is kept. No gateway accepts the key if the answer's
+        header `loraplex-gateways-behind` is 0. Otherwise that many gateways may accept it until
+        they load the catalog, for at most `catalog_stale_s`."""
         async with request.transaction() as connection:
             await locked(connection, if_match, _without_use, keys.get_key, key_id)
             revoked = await keys.revoke_key(connection, key_id)

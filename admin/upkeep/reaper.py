@@ -21,15 +21,17 @@ PRUNE_INTERVAL_S = 60.0
 
 
 class Reaper:
-    def __init__(self, database: Database, store: Store) -> None:
+    def __init__(self, database: Database, store: Store, stale_s: float = 300.0) -> None:
+        """`stale_s` is the setting `catalog_stale_s` of the gateways."""
         self._database = database
+        self._stale_s = stale_s
         self._store = store
 
     async def reap(self) -> None:
         """Makes one pass that removes everything that is no longer needed. Changes the catalog only
         if there is something to remove."""
         async with self._database.transaction(EVERYTHING) as connection:
-            await connection.execute(sql["gateways_gone"])
+            await connection.execute(sql["gateways_gone"], self._stale_s)
             has_versions = await connection.fetchrow(sql["versions_to_reap"]) is not None
             has_adapters = await connection.fetchrow(sql["adapters_to_reap"]) is not None
             has_tenants = await connection.fetchrow(sql["tenants_to_reap"]) is not None

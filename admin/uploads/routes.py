@@ -185,6 +185,8 @@ async def _make(
     number, is_new = await plane.publish(
         new, staged, request.actor, approves_template=given.approve_template
     )
+    if not is_new:
+        await request.until_known()
     async with request.reading() as connection:
         view = await versions.find_version(connection, tenant.id, given.name, number)
     return Response(view, status_code=201 if is_new else 200)

@@ -35,7 +35,7 @@ SENT = ("content-type", "content-length", "authorization", "traceparent")
 """Request headers that are forwarded to the admin plane."""
 RETURNED = (
     *("content-type", "loraplex-adapter-version", "loraplex-effect-proof", "server-timing"),
-    "x-request-id",
+    *("loraplex-gateways-behind", "x-request-id"),
     *("retry-after", "retry-after-ms", "x-should-retry", "www-authenticate"),
 )
 """Headers of the admin plane's answer that are returned to the client."""

@@ -1,0 +1,30 @@
+"""What the command line reports of an answer beside its body."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from loraplex.api import Api
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (None, ""),
+        ("0", ""),
+        ("1", "1 gateway may not"),
+        ("12", "12 gateways may not"),
+        ("unknown", "some gateways may not"),
+    ],
+)
+def test_gateways_that_may_not_use_a_change_are_named(
+    header: str | None, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {} if header is None else {"loraplex-gateways-behind": header}
+    answer = httpx.MockTransport(lambda _: httpx.Response(200, json={"a": 1}, headers=headers))
+    with caplog.at_level("INFO"), Api("http://admin", "lpx_key") as api:
+        api._client = httpx.Client(base_url="http://admin", transport=answer)
+        assert api.delete("/keys/x") == {"a": 1}
+    told = " ".join(record.message for record in caplog.records if record.name == "loraplex.output")
+    assert said in told and bool(told) == bool(said)
