@@ -19,7 +19,7 @@ from adapters.pool.host_slab import HostSlab
 from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.source import Signed
-from adapters.store.folder import DIGEST, NotInStore, Store
+from adapters.store.folder import DIGEST, NotInStore, Store, StoreUnavailable
 from ops.base import Ops
 
 P = ParamSpec("P")
@@ -90,7 +90,9 @@ class AdapterLoader:
             raise AdapterUnavailable("adapter.store.missing", f"no adapter {digest}") from None
         except OSError as error:
             # Tenants read this message, so it names no path or address. The log has the cause.
-            reason = error.strerror or "the store does not answer"
+            reason = error.strerror
+            if isinstance(error, StoreUnavailable):
+                reason = f"the store {error.reason}"
             raise AdapterUnavailable(
                 "adapter.store.unreadable", f"reading the adapter from the store failed: {reason}"
             ) from error

@@ -31,7 +31,15 @@ class NotInStore(LookupError):
 
 
 class StoreUnavailable(OSError):
-    """Failure to reach the store, or content that differs from what was stored."""
+    """Failure to reach the store, a refusal by the store, or content that differs from what was
+    stored."""
+
+    def __init__(self, message: str, refusal: str = "") -> None:
+        """message: cause, which may contain addresses. refusal: code of the store's answer, such
+        as `AccessDenied`. If it is empty, the store did not answer."""
+        super().__init__(message)
+        self.reason = f"answers {refusal}" if refusal else "does not answer"
+        """End of a sentence about the store. Tenants may read it."""
 
 
 class Store(Protocol):

@@ -41,6 +41,10 @@ CONFIG = Config(
     connect_timeout=3,
     read_timeout=10,
     retries={"mode": "standard", "total_max_attempts": 3},
+    # Many servers with S3's interface refuse the checksums that boto3 adds by default.
+    # Digests of the files detect damage.
+    request_checksum_calculation="when_required",
+    response_checksum_validation="when_required",
     # Every server with S3's interface supports path-style addresses, whatever its host name.
     s3={"addressing_style": "path"},
 )
@@ -345,4 +349,14 @@ def _translated_errors() -> Generator[None]:
     try:
         yield
     except (BotoCoreError, ClientError, Boto3Error) as error:
-        raise StoreUnavailable(f"the object store failed: {error}") from error
+        raise StoreUnavailable(f"the object store failed: {error}", _refusal(error)) from error
+
+
+def _refusal(error: BaseException) -> str:
+    """Returns the code of a store's answer, or an empty text if the store did not answer."""
+    cause = error.__context__ if isinstance(error, Boto3Error) else error
+    if not isinstance(cause, ClientError):
+        return ""
+    code = str(cause.response.get("Error", {}).get("Code", ""))
+    status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return f"{code[:64]} (status {status})"

@@ -37,8 +37,8 @@ def inspect(store: Store, digest: str, file_bytes: int, *, every_byte: bool) -> 
             read = digest_streams(config.read(), weights, sizes[WEIGHTS_NAME])
     except (NotInStore, FileNotFoundError):
         return StoredContent("missing", "the store does not have it")
-    except StoreUnavailable:
-        return StoredContent("unknown", "the store does not answer")
+    except StoreUnavailable as error:
+        return StoredContent("unknown", f"the store {error.reason}")
     except OSError as error:
         return StoredContent("damaged", f"it cannot be read: {error.strerror}")
     if read != digest:

@@ -56,6 +56,6 @@ def _of_store(error: Exception) -> Exception:
             return StoreReadOnly(f"The server's store cannot be written: {error.strerror}.")
         case StoreUnavailable():
             log.error("%s", error)
-            return StoreAway("The server's store does not answer.")
+            return StoreAway(f"The server's store {error.reason}.")
         case _:
             return error

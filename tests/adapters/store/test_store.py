@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import http.client
+import http.server
 import os
 import random
 import signal
@@ -10,11 +13,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import boto3
+import httpx
 import pytest
 import torch
 
@@ -499,3 +503,99 @@ def test_two_threads_bring_it_once(bucket: ObjectStore, tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(read, range(8)))) == 1
+
+
+REFUSED = ("x-amz-checksum", "x-amz-sdk-checksum", "x-amz-trailer", "aws-chunked")
+"""Beginnings of headers that stores without checksums refuse, and a coding."""
+
+
+@contextlib.contextmanager
+def refusing_proxy(endpoint: str, is_refused: Callable[[str, str], bool]) -> Iterator[str]:
+    """A server in front of another one, which refuses requests with certain headers as stores do
+    that do not know them."""
+    server = httpx.URL(endpoint)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            if any(is_refused(name.lower(), value) for name, value in self.headers.items()):
+                text = (
+                    b"<Error><Code>NotImplemented</Code><Message>no such header</Message></Error>"
+                )
+                self.reply(501, {"content-length": str(len(text))}, text)
+                return
+            connection = http.client.HTTPConnection(server.host, server.port or 80)
+            connection.request(self.command, self.path, body, dict(self.headers))
+            found = connection.getresponse()
+            kept = {name: each for name, each in found.getheaders() if name.lower() != "connection"}
+            self.reply(found.status, kept, found.read())
+            connection.close()
+
+        def reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=proxy.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{proxy.server_port}"
+    finally:
+        proxy.shutdown()
+        thread.join()
+        proxy.server_close()
+
+
+def test_a_store_that_refuses_checksums_works(
+    s3: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a file that is sent in parts."""
+
+    def is_refused(name: str, value: str) -> bool:
+        return name.startswith(REFUSED) or value.startswith(REFUSED)
+
+    with refusing_proxy(os.environ["AWS_ENDPOINT_URL"], is_refused) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        location = f"s3://{BUCKET}/{tmp_path.name}"
+        store = open_store(location, tmp_path / "cache")
+        staged = store.stage()
+        (staged / "adapter_model.safetensors").write_bytes(bytes(9 << 20))
+        (staged / "adapter_config.json").write_text("{}")
+        store.put("adapters", DIGEST, staged)
+        other = open_store(location, tmp_path / "other")
+        assert (other.adapter_folder(DIGEST) / "adapter_config.json").read_text() == "{}"
+        assert other.adapter_sizes(DIGEST)["adapter_model.safetensors"] == 9 << 20
+        with other.open_adapter_file(DIGEST, "adapter_config.json") as file:
+            assert file.read(2) == b"{}"
+        other.delete("adapters", DIGEST)
+        assert keys(tmp_path.name) == []
+
+
+def test_the_stores_own_words_are_reported(
+    s3: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with refusing_proxy(os.environ["AWS_ENDPOINT_URL"], lambda *_: True) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        store = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "cache")
+        staged = store.stage()
+        (staged / "adapter_config.json").write_text("{}")
+        for act in (
+            lambda: store.adapter_folder(DIGEST),
+            lambda: store.put("adapters", DIGEST, staged),
+        ):
+            with pytest.raises(StoreUnavailable, match="no such header") as caught:
+                act()
+            assert caught.value.reason == "answers NotImplemented (status 501)"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StoreUnavailable) as away:
+        open_store(f"s3://{BUCKET}/x", tmp_path / "cache").adapter_folder(DIGEST)
+    assert away.value.reason == "does not answer"
