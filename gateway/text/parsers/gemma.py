@@ -102,11 +102,15 @@ class GemmaParser(JsonCallParser):
         self.add_arguments(json.dumps(key.strip(), ensure_ascii=False) + ": ")
 
 
+PYTHON_CONSTANTS: dict[str, bool | None] = {"": None, "None": None, "True": True, "False": False}
+
+
 def _scalar(text: str) -> str:
-    """Returns a number or constant as JSON, and any other text as a JSON string."""
+    """Returns a number or constant as JSON, and any other text as a JSON string. Constants may be
+    Python's."""
     word = text.strip()
     try:
         msgspec.json.decode(word)
     except (msgspec.DecodeError, RecursionError):
-        return "null" if word in ("", "None") else json.dumps(word, ensure_ascii=False)
+        return json.dumps(PYTHON_CONSTANTS.get(word, word), ensure_ascii=False)
     return word

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence, Set
 
 import msgspec
 
 from gateway.request import Tool
 from gateway.text.parsers.json_calls import HERMES_CLOSE, HERMES_OPEN, JsonCallParser
+from gateway.text.parsers.pythonic import as_json
 from gateway.text.parsers.reading_parser import Malformed, Reading
+from gateway.text.parsers.schema_types import ALL, SchemaTypes
 
 FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
 PARAMETER, END_OF_PARAMETER = "<parameter=", "</parameter>"
+TEXT = frozenset(("string",))
 END_OF_NAME = re.compile(r"[>\n]")
 
 
@@ -63,6 +65,7 @@ class QwenXmlParser(JsonCallParser):
             self.end_call()
             return
         separator = "{"
+        schema = SchemaTypes(self._schemas.get(name, {}))
         while True:
             yield from self.skip_space()
             if not (yield from self.skip(PARAMETER)):
@@ -71,54 +74,38 @@ class QwenXmlParser(JsonCallParser):
             yield from self.expect(">")
             self.add_arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
-            yield from self._read_argument(_property(self._schemas.get(name, {}), key))
+            yield from self._read_argument(schema.of_property(key))
         if not ((yield from self.skip(END_OF_FUNCTION)) or (yield from self.skip(HERMES_CLOSE))):
             raise Malformed
         self.add_arguments("{}" if separator == "{" else "}")
         self.end_call()
 
-    def _read_argument(self, schema: Mapping[str, Any]) -> Reading[None]:
+    def _read_argument(self, types: Set[str]) -> Reading[None]:
+        """Reads an argument whose schema allows `types`. It is a string if all types are
+        allowed."""
         yield from self.skip("\n")
-        if schema.get("type", "string") == "string" and "anyOf" not in schema:
+        if types in (TEXT, ALL):
             self.add_arguments('"')
             yield from self._read_value_text(self.add_string)
             self.add_arguments('"')
         else:
             pieces: list[str] = []
             yield from self._read_value_text(pieces.append)
-            self.add_arguments(_as_json("".join(pieces), schema))
+            self.add_arguments(_as_json("".join(pieces), types))
 
     def _read_value_text(self, add: Callable[[str], None]) -> Reading[str]:
         return self.pieces_until(END_OF_PARAMETER, add=add, trims=1, must_end=True)
 
 
-def _property(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = schema.get("properties")
-    value: Any = found.get(key) if isinstance(found, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return value if isinstance(value, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
-
-
-def _as_json(text: str, schema: Mapping[str, Any]) -> str:
-    """Returns a value as JSON. Returns a JSON string if the text is not JSON, or if the schema
-    allows strings and the text is not `null`."""
+def _as_json(text: str, types: Set[str]) -> str:
+    """Returns an argument as JSON. `types` are the JSON types that its schema allows. The text may
+    be JSON or a Python literal, such as `True`. It becomes a string if it is neither, or if strings
+    are allowed and its own type is not `null`, or not allowed."""
     written = text.strip()
     try:
-        value = msgspec.json.decode(written)
+        msgspec.json.decode(written)
     except (msgspec.DecodeError, RecursionError):
-        return {"True": "true", "False": "false", "None": "null"}.get(written) or _string(text)
-    return _string(text) if value is not None and _may_be_string(schema) else written
-
-
-def _may_be_string(schema: Mapping[str, Any]) -> bool:
-    # A branch may also be a boolean, which is a valid schema.
-    branches: list[Any] = [schema, *_list(schema.get("anyOf"))]
-    types: list[Any] = [each.get("type") for each in branches if isinstance(each, Mapping)]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return any("string" in (each, *_list(each)) for each in types)
-
-
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()  # pyright: ignore[reportUnknownVariableType]
-
-
-def _string(text: str) -> str:
+        written = as_json(written)
+    if "string" not in types or (written == "null" and "null" in types):
+        return written
     return json.dumps(text, ensure_ascii=False)

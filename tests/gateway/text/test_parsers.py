@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 
 from gateway.request import Tool
 from gateway.text.parsers.answer_form import AnswerForm, form_of
-from gateway.text.parsers.parser import IdentityParser, Parser, Part, Reasoning, Text, ToolCall
+from gateway.text.parsers.gemma import FUNCTION_GEMMA
+from gateway.text.parsers.parser import (
+    IdentityParser,
+    Parser,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    join_parts,
+)
 from store.records import ToolFormat
 
 TOOLS = [
@@ -348,3 +358,100 @@ def test_the_identity_parser_gives_all_text() -> None:
 )
 def test_a_template_tells_the_format(template: str, calls: ToolFormat) -> None:
     assert form_of(template, shows_tools="tools" in template) == AnswerForm(calls)
+
+
+VALUES: dict[str, list[Any]] = {
+    "integer": [3, 0, -7],
+    "number": [0.5, 3],
+    "boolean": [True, False],
+    "null": [None],
+    "string": ["3", "true", "null", "[1]", "a b", " x", ""],
+    "array": [[], [1, "a", None, True]],
+    "object": [{}, {"a": {"b": [1.5, False]}}],
+}
+FORMS: dict[str, Callable[[Any, Any], Any]] = {
+    "type": lambda kind, _: {"type": kind},
+    "types": lambda kind, _: {"type": [kind]},
+    "ref": lambda kind, _: {"$ref": f"#/$defs/{kind}"},
+    "two refs": lambda kind, _: {"$ref": f"#/$defs/ref to {kind}"},
+    "allOf": lambda kind, _: {"allOf": [{"description": "d"}, {"$ref": f"#/$defs/{kind}"}]},
+    "anyOf": lambda kind, _: {"anyOf": [{"type": kind}, {"$ref": f"#/$defs/{kind}"}]},
+    "oneOf": lambda kind, _: {
+        "oneOf": [{"type": kind, "title": "t"}, {"const": None, "type": kind}]
+    },
+    "enum": lambda _, value: {"enum": [value]},
+    "const": lambda _, value: {"const": value},
+}
+DEFS = {kind: {"type": kind} for kind in VALUES} | {
+    f"ref to {kind}": {"$ref": f"#/$defs/{kind}"} for kind in VALUES
+}
+
+
+def written_values(value: Any) -> list[str]:
+    """A value as the models write it, in JSON or in Python."""
+    return [value] if isinstance(value, str) else [json.dumps(value), repr(value)]
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("form", FORMS)
+def test_plain_text_is_read_by_the_resolved_schema(form: str, kind: str) -> None:
+    for value in VALUES[kind]:
+        schema = FORMS[form](kind, value)
+        wholes: list[dict[str, Any]] = [
+            {"properties": {"a": schema}, "$defs": DEFS},
+            {"$ref": "#/$defs/whole", "$defs": DEFS | {"whole": {"properties": {"a": schema}}}},
+            {"allOf": [{"properties": {"a": schema}}], "$defs": DEFS},
+            {"additionalProperties": schema, "$defs": DEFS},
+        ]
+        for parameters in wholes:
+            for written in written_values(value):
+                assert argument(written, parameters) == value, (parameters, written)
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({}, "3", "3"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "None", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "True", "True"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": "string", "nullable": True}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "3", "3"),
+        ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, "None", None),
+        ({"items": {"type": "integer"}}, "[3]", [3]),
+        ({"properties": {"b": {}}}, "{'b': True}", {"b": True}),
+        ({"type": "integer"}, "many", "many"),
+        ({"type": "array"}, "[" * 5000, "[" * 5000),
+        ({"$ref": "#/$defs/none"}, "3", "3"),
+        ({"$ref": "#/properties/a"}, "3", "3"),
+    ],
+)
+def test_plain_text_of_other_schemas(schema: Any, written: str, value: Any) -> None:
+    assert argument(written, {"properties": {"a": schema}}) == value
+
+
+def test_a_schema_of_exponential_size_is_read_in_parts() -> None:
+    defs: dict[str, Any] = {"d0": {"type": "integer"}}
+    for number in range(1, 40):
+        ref = {"$ref": f"#/$defs/d{number - 1}"}
+        defs[f"d{number}"] = {"anyOf": [ref, ref]}
+    schema = {"properties": {"a": {"$ref": "#/$defs/d39"}}, "$defs": defs}
+    assert argument("3", schema) == "3"
+
+
+def argument(written: str, parameters: dict[str, Any]) -> Any:
+    """The argument `a` of a call that Qwen wrote."""
+    parser = AnswerForm("qwen_xml").parser([Tool(name="f", parameters=parameters)])
+    text = f"<function=f>\n<parameter=a>\n{written}\n</parameter>\n</function>"
+    (call,) = join_parts([*parser.push(text), *parser.finish()])
+    assert isinstance(call, ToolCall)
+    return json.loads(call.arguments)["a"]
+
+
+@pytest.mark.parametrize(("written", "value"), [("True", True), ("None", None), ("no", "no")])
+def test_gemma_s_scalars_may_be_those_of_python(written: str, value: Any) -> None:
+    form = AnswerForm("gemma").parser([Tool(name="f")])
+    begin, end = FUNCTION_GEMMA.begin, FUNCTION_GEMMA.end
+    text = f"{begin}call:f{{a:{written}}}{end}"
+    (call,) = join_parts([*form.push(text), *form.finish()])
+    assert isinstance(call, ToolCall) and json.loads(call.arguments) == {"a": value}
