@@ -17,7 +17,7 @@ from adapters.pool.tiers import AdapterEntry
 from memory.accounts import Ask, Holdings, Tenant
 from memory.errors import require
 from memory.eviction.adapter_memory import AdapterMemory, Placement
-from memory.eviction.broker import MemoryBroker
+from memory.eviction.broker import MemoryBroker, Refusals
 from memory.eviction.loss import Idle
 from ops.base import AdapterTables, Ops
 
@@ -118,9 +118,7 @@ class DeviceTier:
         self._clock = clock
         self.slots = Slots(num_slots, shape.num_layers, len(shape.projections), ops)
         self.resident: dict[Placement, AdapterEntry] = {}
-        self._refused: dict[str, int] = {}
-        """Bytes of each account's last failed allocation. Until the next `poll`, the account's
-        allocations of at least this size fail at once."""
+        self._refused = Refusals(broker, clock)
         self.is_here = True
         """Whether the base model is on the device. If not, no adapters are loaded to the device."""
         self.num_evictions = 0
@@ -131,24 +129,24 @@ class DeviceTier:
         return self.placements.capacity_bytes // len(self._broker.holders)
 
     def poll(self) -> None:
-        """Allows failed allocations to be tried again."""
-        self._refused.clear()
+        """Allows failed allocations to be tried again once memory or slots have become free."""
+        num_idle = sum(each.is_idle and not each.is_awaited for each in self.resident.values())
+        self._refused.look(self.slots.num_free, num_idle)
 
     def place(self, entry: AdapterEntry, image: AdapterImage) -> Callable[[], AdapterImage] | None:
-        """Allocates memory and a table slot for the image, evicting idle adapters. Returns a
-        function that copies the image to this memory, which no step reads yet. Returns None if
-        there is no room."""
+        """Allocates memory and a table slot for the image, evicting idle adapters and KV pages.
+        Returns a function that copies the image there, or None if there is no room."""
         account, num_bytes, num_before = entry.account, image.num_bytes, self._broker.num_evictions
-        if num_bytes >= self._refused.get(account, num_bytes + 1):
+        if self._refused.includes(account, num_bytes):
             return None
         is_first = self._is_first(account)
         if not self.slots.num_free and not self._free_slot(account, is_first=is_first):
-            self._refused[account] = 0
+            self._refused.add(account, 0)
             return None
         ends = image.tables.factor_ends(num_bytes)
         placement = self._broker.allocate_adapter(ends, account, is_first=is_first)
         if placement is None:
-            self._refused[account] = num_bytes
+            self._refused.add(account, num_bytes)
             return None
         entry.load_times.num_evicted = self._broker.num_evictions - num_before
         entry.placement, entry.slot = placement, self.slots.allocate()

@@ -20,6 +20,8 @@ MARGIN = 2.0
 """Factor by which an item of another cache or kind (KV or adapters) must be cheaper than an own
 item to be evicted instead. Without this factor, two owners of equally valuable items would evict
 each other's items in turn."""
+RETRY_S = 0.25
+"""Seconds after which an adapter for which there was no room is tried again in any case."""
 LOOK_HOLDS = 32
 """Number of further requests for pages for which a cache uses the result of one scan of other
 owners' idle items, which are pages of other caches and adapters."""
@@ -161,6 +163,12 @@ class MemoryBroker:
                 break
         return num_extents - missing
 
+    def levels(self) -> tuple[int, int, int]:
+        """Returns the number of free extents, the free bytes in the adapters' extents, and the
+        number of pages that are free or idle."""
+        num_pages = sum(idle.pool.num_free + idle.num_pages for idle in self._caches)
+        return self._arena.num_free, self._adapters.num_hole_bytes, num_pages
+
     def check_integrity(self) -> None:
         """Raises IntegrityError unless each account is charged for exactly what it holds."""
         held = self._adapters.held_bytes()
@@ -262,6 +270,37 @@ class MemoryBroker:
             if len(row) == num_extents:
                 return list(dict.fromkeys(item for held in row for item in held))
         return None
+
+
+class Refusals:
+    """Adapters for which too little memory could be freed, by account. They are refused without
+    another scan of all idle items until memory has become free or idle, or `RETRY_S` have passed,
+    because what may be evicted also depends on the accounts."""
+
+    def __init__(self, broker: MemoryBroker, clock: Callable[[], float]) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._num_bytes: dict[str, int] = {}
+        """Smallest refused size of each account, in bytes."""
+        self._levels: tuple[int, ...] = ()
+        """Amounts of memory that were free or idle at the last call of `look`."""
+        self._ends_s = 0.0
+
+    def includes(self, account: str, num_bytes: int) -> bool:
+        return num_bytes >= self._num_bytes.get(account, num_bytes + 1)
+
+    def add(self, account: str, num_bytes: int) -> None:
+        self._num_bytes[account] = num_bytes
+
+    def look(self, *levels: int) -> None:
+        """Ends the refusals if any amount of free or idle memory has grown since the last call.
+        levels: further amounts of resources that are free or idle."""
+        now = self._clock()
+        before, self._levels = self._levels, (*levels, *self._broker.levels())
+        has_grown = any(old < new for old, new in zip(before, self._levels, strict=False))
+        if has_grown or now >= self._ends_s:
+            self._num_bytes.clear()
+            self._ends_s = now + RETRY_S
 
 
 def _exact_item(num_bytes: int, lost: Idle, evict: Callable[[], None]) -> Item:

@@ -5,13 +5,14 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from adapters.errors import AdapterUnavailable
 from adapters.format.signature import sign
+from adapters.pool.device import DeviceTier
 from adapters.pool.image import AdapterImage
 from adapters.pool.loads import MAX_FAULTS
 from adapters.pool.lora import ImageTables
@@ -19,6 +20,7 @@ from adapters.pool.source import AdapterLease, Loading, NoRoom
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.eviction.adapter_memory import UNIT_BYTES
+from memory.eviction.broker import MemoryBroker
 from memory.page_key import PAGE_TOKENS
 from tests.adapters.files import BASE
 from tests.adapters.pools import House, Ref, evict_one
@@ -700,3 +702,57 @@ def test_a_signature_that_is_not_of_its_key_serves_nothing(tmp_path: Path) -> No
     house.pool.poll()
     house.refs[0] = replace(house.refs[0], signed=Signed(public, sign(key, digest)))
     assert house.serves(house.load(0).slot, 0)
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+@pytest.mark.parametrize("lacks", ["bytes", "slots"])
+@pytest.mark.parametrize("freed", ["adapter", "pages", "time"])
+def test_what_finds_no_room_is_tried_again_when_memory_is_freed(
+    tmp_path: Path, is_pinned: bool, lacks: str, freed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed attempt looks at all idle items."""
+    num_units, num_slots = (2, 8) if lacks == "bytes" else (4, 2)
+    house = House(tmp_path, [4, 4, 4], num_units=num_units, num_slots=num_slots)
+    scans: list[str] = []
+    for owner, name in ((MemoryBroker, "_victims"), (DeviceTier, "_ask_for_slot")):
+        call = getattr(owner, name)
+
+        def counted(*arguments: Any, call: Any = call, name: str = name, **options: Any) -> Any:
+            scans.append(name)
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+    lease = house.load(0)
+    table = BlockTable(house.kv)
+    if lacks == "bytes":
+        assert table.grow(4 * PAGE_TOKENS), "the other unit"
+    else:
+        house.load(2)
+    house.pool.prefetch(house.refs[1])
+    house.settle()
+    if is_pinned:
+        house.pin(1)
+
+    def steps(count: int) -> int:
+        before = len(scans)
+        for _ in range(count):
+            house.pool.poll()
+            if not is_pinned:
+                house.lease(house.refs[1])
+            house.executor.drain()
+        return len(scans) - before
+
+    assert steps(50) <= 2
+    match freed:
+        case "adapter":
+            lease.release()
+        case "pages" if lacks == "bytes":
+            table.free()
+        case _:
+            house.now += 1.0
+            assert 1 <= steps(50) <= 2
+            return
+    steps(2)
+    assert house.tier(1) == "device"
+    table.free()
+    house.check()
