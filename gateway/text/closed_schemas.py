@@ -34,6 +34,9 @@ APPLIED: frozenset[str] = frozenset(
 )
 """Keywords that declare properties of a value, or apply another schema to the same value."""
 DEFINITIONS = ("$defs", "definitions")
+MAX_VISITS = 1 << 17
+"""Maximum number of schemas that are visited to close all objects, plus half the number of names
+that are written into them, which takes about 0.2 s. A schema that needs more is refused."""
 MAX_STEPS = 1 << 15
 """Maximum number of schemas that are visited to close each branch of unions separately. Nested
 unions can have exponentially many branches. Beyond this number, an object may have the properties
@@ -66,7 +69,7 @@ class Survey:
 
 def closed_schema(schema: Any) -> Any:
     """Returns a JSON Schema that accepts the same values, except objects with properties that are
-    not declared."""
+    not declared. Raises ValueError if too many schemas would have to be visited."""
     return _Closing(schema).result()
 
 
@@ -115,6 +118,7 @@ class _Closing:
         whole = self._survey(node)
         if whole.is_open:
             return self._part(node, {})
+        self._step(len(around.names) + len(whole.names))
         names, is_declared = around.names | whole.names, around.is_declared or whole.is_declared
         unions = [self._survey({"anyOf": union}, follows_unions=True) for union in whole.unions]
         everything = names.union(*[union.names for union in unions])
@@ -166,7 +170,7 @@ class _Closing:
 
     def _with_values(self, node: Node) -> Node:
         """Returns a copy of a schema, in which the schemas of properties and items are closed."""
-        self._num_steps += 1
+        self._step()
         copy = {
             name: value
             for name, value in node.items()
@@ -197,6 +201,16 @@ class _Closing:
             self._definitions[name] = made
         return {"$ref": f"#/$defs/{name}"}
 
+    def _step(self, num_names: int = 0) -> None:
+        """Counts a schema that is visited or written, and the names that are written into it.
+        Raises ValueError if they are too many in all."""
+        self._num_steps += 1 + num_names // 2
+        if self._num_steps > MAX_VISITS:
+            raise ValueError(
+                "too many 'allOf', '$ref' and unions apply to the same values to refuse undeclared "
+                "properties. Say 'additionalProperties' in each object, or simplify the schema"
+            )
+
     def _survey(self, schema: Any, *, follows_unions: bool = False) -> Survey:
         """Returns what a schema and the schemas that it applies to the same value declare. Includes
         the branches of unions only if `follows_unions` is set."""
@@ -206,7 +220,7 @@ class _Closing:
             if node is None or id(node) in survey.visited:
                 continue
             survey.visited.add(id(node))
-            self._num_steps += 1
+            self._step()
             properties = as_node(node.get("properties"))
             survey.names |= (properties or {}).keys()
             survey.names |= _texts(node.get("required"))

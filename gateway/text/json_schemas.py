@@ -70,7 +70,8 @@ def held_schema(schema: str, *, is_strict: bool, is_closed: bool = False) -> Hel
     """Returns a JSON Schema without the keywords that cannot be enforced. If `is_closed` is set,
     objects have only the properties that the schema declares (see `closed_schema`). If `is_strict`
     is set, and removing a keyword other than `format` changes which values the schema accepts,
-    raises ValueError with the name of the keyword."""
+    raises ValueError with the name of the keyword. Also raises ValueError if a schema is too large
+    to be closed."""
     given = with_maps(json.loads(schema))
     reader = SchemaReader(closed_schema(given) if is_closed else given)
     if is_strict and (unenforced := sorted(reader.dropped - {"format"})):

@@ -4,7 +4,9 @@ schemas with `unevaluatedProperties`, and every closed schema still accepts what
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import jsonschema_rs
@@ -15,6 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from gateway.text.closed_schemas import MAX_STEPS, closed_schema
+from gateway.text.grammar_limits import MAX_PATH
 from gateway.text.json_schemas import held_schema
 from tests.doubles import make_tokenizer
 from tests.gateway.text.odd_schemas import ODD_SCHEMAS
@@ -250,6 +253,39 @@ def test_work_is_bounded() -> None:
         closed_schema(
             {"$ref": "#/$defs/x", "$defs": {"x": {keyword: [{"$ref": "#/$defs/x"}, B, A]}}}
         )
+
+
+def test_a_schema_of_too_many_compositions_is_refused() -> None:
+    """3,000 properties that each join a union of 1,000 objects with another, and an object of
+    9,000 properties with a union of 2,000 branches."""
+    union = {"anyOf": [{"properties": {f"p{n}": {}}} for n in range(1_000)]}
+    joined = {"allOf": [{"$ref": "#/$defs/U"}, {}]}
+    wide = {**an_object(**{f"x{n}": joined for n in range(3_000)}), "$defs": {"U": union}}
+    names = an_object(**{f"y{n}": {} for n in range(9_000)}) | {
+        "anyOf": [{"properties": {}}] * 2_000
+    }
+    for schema in (wide, names):
+        begun = time.thread_time()
+        with pytest.raises(ValueError, match="additionalProperties"):
+            closed_schema(schema)
+        assert time.thread_time() - begun < 2
+
+
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "$ref", "properties"])
+def test_the_longest_path_that_is_allowed_is_closed(keyword: str) -> None:
+    """In a thread, as gateways do it, and also where each schema is met closed and not closed."""
+    definitions: dict[str, Any] = {"d0": A}
+    for number in range(1, MAX_PATH // 2):
+        reference = {"$ref": f"#/$defs/d{number - 1}"}
+        inner: Any = {"allOf": [reference, B], "anyOf": [reference, C], "$ref": reference["$ref"]}
+        own = an_object(x=reference) if keyword == "properties" else {keyword: inner[keyword]}
+        definitions[f"d{number}"] = own | ({"allOf": [reference]} if keyword != "allOf" else {})
+    schema = {"$ref": f"#/$defs/d{MAX_PATH // 2 - 1}", "$defs": definitions}
+    with ThreadPoolExecutor() as threads:
+        try:
+            threads.submit(closed_schema, schema).result()
+        except ValueError as error:
+            assert "too many" in str(error)
 
 
 @pytest.mark.parametrize("schema", [True, False, *ODD_SCHEMAS])
