@@ -17,6 +17,8 @@ from peft.tuners.lora.variants import calculate_alora_offsets
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from workers.models.unnamed_ids import read_unnamed_ids
+
 TIE = 1e-4
 
 
@@ -57,6 +59,10 @@ class Oracle:
     ) -> None:
         """kind: AutoModel for adapters that were trained without the output matrix."""
         self._model = kind.from_pretrained(model, dtype=dtype).eval()
+        config = self._model.config.get_text_config()
+        ends = config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        self.unnamed_ids = read_unnamed_ids(model, config.vocab_size, ends)
         for name, folder in adapters.items():
             if isinstance(self._model, PeftModel):
                 self._model.load_adapter(str(folder), name)
@@ -114,6 +120,7 @@ class Oracle:
             min_new_tokens=num_tokens,
             max_new_tokens=num_tokens,
             pad_token_id=0,
+            suppress_tokens=self.unnamed_ids or None,
         )
         return answer[0].tolist()
 
@@ -122,5 +129,6 @@ class Oracle:
     ) -> None:
         """Adds one answer to the verdict."""
         tokens = prompt + answer[:-1]
-        logits = self.logits(tokens, adapter, last=len(answer), num_prompt=len(prompt))
+        logits = self.logits(tokens, adapter, last=len(answer), num_prompt=len(prompt)).clone()
+        logits[:, self.unnamed_ids] = -torch.inf
         verdict.add(logits, answer, what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,16 +38,18 @@ class ModelRunner:
         buffer: TokenBuffer,
         tables: AdapterTables,
         graphs: GraphRunner | None = None,
+        unnamed_ids: Sequence[int] = (),
     ) -> None:
         """arena: device memory, uint8. No sequence uses its first page. graphs: captured graphs of
-        small steps, or None if every step is computed op by op."""
+        small steps, or None if every step is computed op by op. unnamed_ids: ids without a token,
+        which are not drawn."""
         self.model = model
         self.ops = ops
         self.graphs = graphs
         self._view = KVCacheView(arena, model.plan.kv_layout)
         self._buffer = buffer
         self._tables = tables
-        self._sampler = Sampler(ops, buffer)
+        self._sampler = Sampler(ops, buffer, unnamed_ids)
 
     @torch.inference_mode()
     def launch(self, step: StepInput, *, may_use_graph: bool = True) -> LaunchedStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from ops.copies import to_host, upload
 from workers.execution.batch import TokenBuffer
 from workers.execution.scores import SampleScores, score_samples
 from workers.execution.step_input import Array, SampleInput, SequenceResult, StepInput
+from workers.layers.unnamed_rows import UnnamedRows
 from workers.wire.protocol import ErrorCode
 
 MIN_TEMPERATURE = 1e-6
@@ -25,6 +27,7 @@ class SamplerInputs:
 
     scored int64 [M]     indices of the samples whose log-probabilities are requested
     named_rows, named int64   for each token that a scored sample names: index in `scored`, token id
+    unnamed int64 [2, ...]   result of `UnnamedRows.find_named`
     masked int64 [K], masks int32 [K, ceil(V / 32)]   indices of the samples with masks, and masks
     targets              int32, the targets of each `ScoreInput`
     """
@@ -34,6 +37,7 @@ class SamplerInputs:
     scored: Tensor
     named_rows: Tensor
     named: Tensor
+    unnamed: Tensor
     masked: Tensor
     masks: Tensor
     targets: list[Tensor]
@@ -65,9 +69,10 @@ class Sampler:
     """Sampler that draws and scores tokens. Drawn tokens are written to the token buffer, where the
     next step reads them. Results are copied to the host without waiting for the device."""
 
-    def __init__(self, ops: Ops, buffer: TokenBuffer) -> None:
+    def __init__(self, ops: Ops, buffer: TokenBuffer, unnamed_ids: Sequence[int] = ()) -> None:
         self._ops = ops
         self._buffer = buffer
+        self._unnamed = UnnamedRows(unnamed_ids, ops.device)
 
     def upload(self, step: StepInput) -> SamplerInputs:
         """Copies the inputs of the step's samples and scores to the device, in one copy."""
@@ -80,6 +85,7 @@ class Sampler:
             "scored": np.array(scored, np.int64),
             "named_rows": np.repeat(np.arange(len(named)), list(map(len, named))),
             "named": np.array([token for tokens in named for token in tokens], np.int64),
+            "unnamed": self._unnamed.find_named((s.params.named_ids, s.mask) for s in samples),
             "masked": np.array(list(masks), np.int64),
             "masks": np.stack(list(masks.values())) if masks else np.zeros((0, 0), np.int32),
         }
@@ -102,6 +108,7 @@ class Sampler:
         """
         batch = inputs.batch
         raw = logits[inputs.scored] if len(inputs.scored) else None
+        self._unnamed.exclude(logits, inputs.unnamed)
         if len(inputs.masked):
             logits[inputs.masked] = _masked(logits[inputs.masked], inputs.masks)
         drawn = self._ops.sample(logits, batch)

@@ -35,6 +35,7 @@ from workers.execution.graph_runner import GraphRunner, Limits
 from workers.execution.model_runner import ModelRunner
 from workers.models.loading import LoadedModel
 from workers.models.plan import ModelPlan
+from workers.models.unnamed_ids import read_unnamed_ids
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
 from workers.policies.fair_scheduler import fair_scheduler
@@ -162,6 +163,7 @@ class ModelBuilder:
             clock=time.monotonic,
             runs_ahead=self.runs_ahead,
         )
+        unnamed_ids = read_unnamed_ids(plan.folder, plan.spec.vocab_size, plan.spec.eos_token_ids)
         addresses = memory.device.reserve(num_extents)
         effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, loader.layout)
         with broker.lock:
@@ -172,13 +174,19 @@ class ModelBuilder:
             *(engine, pool, report, effect_proof),
             plan=plan,
             state=ModelState(plan.digest, num_extents, weight_bytes / LOAD_BYTES_PER_S),
-            make_runner=lambda model: self._make_runner(model, buffer, device.slots.tables),
+            make_runner=lambda model: self._make_runner(
+                model, buffer, device.slots.tables, unnamed_ids
+            ),
             num_bytes=weight_bytes,
             image=None if addresses is None else WeightImage(addresses, self.ops),
         )
 
     def _make_runner(
-        self, model: LoadedModel, buffer: TokenBuffer, tables: AdapterTables
+        self,
+        model: LoadedModel,
+        buffer: TokenBuffer,
+        tables: AdapterTables,
+        unnamed_ids: list[int],
     ) -> ModelRunner:
         parts = model, self.ops, self.memory.device.tensor, buffer, tables
         graphs = None
@@ -186,7 +194,7 @@ class ModelBuilder:
             on_failure = partial(engine_metrics.graph_failures.add, 1)
             limits = graph_limits(self.config, model.plan)
             graphs = GraphRunner.of(limits, *parts, on_failure=on_failure)
-        return self.runner(*parts, graphs)
+        return self.runner(*parts, graphs, unnamed_ids)
 
     def _check_heads(self, plan: ModelPlan) -> None:
         """Raises CannotServeModel if the op backend does not compute heads of the model's size."""

@@ -9,8 +9,9 @@ gateway chooses the sequence ids, which are unique on its connection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from itertools import chain
 
 import msgspec
 
@@ -139,6 +140,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     def lists_vocabulary(self) -> bool:
         """Whether the log-probabilities of all tokens of the vocabulary are returned."""
         return self.logprobs == ALL_TOKENS and not self.logprob_token_ids
+
+    @property
+    def named_ids(self) -> Iterator[int]:
+        """Token ids that the request names, and that may be generated even if the model's tokenizer
+        has no token for them."""
+        return chain(self.logit_bias or (), self.stop_token_ids)
 
 
 class AdapterSignature(msgspec.Struct, frozen=True):

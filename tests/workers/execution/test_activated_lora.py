@@ -116,7 +116,7 @@ def test_the_oracle_is_what_peft_generates(oracle: Oracle) -> None:
         assert name is not None
         forced = oracle.generate(prompt, name, 12)
         logits = oracle.logits(forced[:-1], name, last=12, num_prompt=len(prompt)).clone()
-        logits[:, SIZES["eos_token_id"]] = -torch.inf
+        logits[:, [SIZES["eos_token_id"], *oracle.unnamed_ids]] = -torch.inf
         assert logits.argmax(-1).tolist() == forced[len(prompt) :]
 
 
