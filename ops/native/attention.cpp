@@ -10,6 +10,7 @@ namespace {
 
 constexpr int TILE = LANES == 16 ? 8 : 4;  // rows whose sums stay in registers together
 constexpr int ITEM_ROWS = 8 * TILE;        // rows that share one pass over a chunk in the cache
+constexpr int PASS_ITEMS = 4;  // full items per thread whose partial states are in memory at a time
 
 // Computes scores[r][0..16) = q[r] · K of one page. q is [D][TILE]. Prefetches the next page's K and
 // this page's V.
@@ -170,24 +171,31 @@ EXPORT void paged_attention(const float* qkv, int64_t num_seqs, const int32_t* q
                             int64_t layer, int format, int64_t num_heads, int64_t num_kv,
                             int64_t dim, float scale, int64_t window, float softcap,
                             const float* sinks, float* out) {
-    static thread_local std::vector<Item> items, parts;
-    static thread_local std::vector<State> partials;
+    static thread_local std::vector<Item> items, parts, pass;
+    static thread_local std::vector<State> partials, states(ITEM_ROWS);
     const Call call{qkv, out, (num_heads + 2 * num_kv) * dim, query_start, positions, block_tables,
                     table_stride, arena + layer, num_heads, num_kv, dim, window, scale, softcap, sinks};
     list_items(call, num_seqs, ITEM_ROWS, items);
-    const bool apart = max_context > CHUNK && (int64_t)items.size() < 2 * num_threads;
-    if (apart) partials.resize(std::max<int64_t>(split(items, parts), partials.size()));
     const int threads = team(query_start[num_seqs] * num_heads * dim * max_context);
-    const auto& work = apart ? parts : items;
-    if (format == FP32)
-        run<float>(call, work, partials.data(), threads);
-    else
+    const auto compute = [&](const std::vector<Item>& work) {
+        if (format == FP32)
+            run<float>(call, work, partials.data(), threads);
+        else
 #ifdef TILES
-        attend_on_tiles(call, work, partials.data(), threads);
+            attend_on_tiles(call, work, partials.data(), threads);
 #else
-        run<bf16>(call, work, partials.data(), threads);
+            run<bf16>(call, work, partials.data(), threads);
 #endif
-    const State* state = partials.data();
-    if (apart)
-        for (const Item& item : items) state = fold_parts(call, item, state);
+    };
+    if (max_context <= CHUNK || (int64_t)items.size() >= 2 * num_threads) return compute(items);
+    split(items, parts);
+    // The memory of the partial states, which stays allocated, does not grow with the context.
+    const int64_t max_states = PASS_ITEMS * num_threads * ITEM_ROWS;
+    partials.resize(max_states);
+    for (size_t next = 0; next < parts.size();) {
+        next = next_pass(parts, next, max_states, pass);
+        compute(pass);
+        fold_pass(call, pass, next < parts.size() ? &parts[next] : nullptr, partials.data(),
+                  states.data());
+    }
 }

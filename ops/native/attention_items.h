@@ -141,35 +141,51 @@ static void list_items(const Call& call, int64_t num_seqs, int64_t item_rows, st
     }
 }
 
-// Makes one item for each chunk, for calls with too few items for the threads. Returns the number of
-// partial states.
-static int64_t split(const std::vector<Item>& items, std::vector<Item>& parts) {
-    int64_t partials = 0;
+// Makes one item for each chunk, for calls with too few items for the threads.
+static void split(const std::vector<Item>& items, std::vector<Item>& parts) {
     parts.clear();
     for (const Item& item : items)
         for (int64_t chunk = item.first_chunk; chunk < item.last_chunk; chunk++) {
-            Item part = item;
-            part.first_chunk = chunk, part.last_chunk = chunk + 1, part.partial = partials;
-            partials += item.num_rows;
-            parts.push_back(part);
+            parts.push_back(item);
+            parts.back().first_chunk = chunk, parts.back().last_chunk = chunk + 1;
         }
-    return partials;
 }
 
-// Combines the chunks of an item, whose states begin at `partials`. Returns where the states of the next
-// item begin.
-static const State* fold_parts(const Call& call, const Item& item, const State* partials) {
-    static thread_local State state;
-    const int64_t chunks = item.last_chunk - item.first_chunk;
-    for (int64_t row = 0; row < item.num_rows; row++) {
-        clear(state, call.dim);
-        for (int64_t c = 0; c < chunks; c++) {
-            const State& part = partials[c * item.num_rows + row];
-            fold(state, part.max, part.total, part.sums, call.dim);
-        }
-        finish(call, item, row, state);
+// Moves parts from `first` on into `pass`, as many as have at most `max_states` partial states, and at
+// least one. Returns the index of the first part of the next pass.
+static size_t next_pass(const std::vector<Item>& parts, size_t first, int64_t max_states,
+                        std::vector<Item>& pass) {
+    pass.clear();
+    int64_t states = 0;
+    for (; first < parts.size(); first++) {
+        if (states > 0 && states + parts[first].num_rows > max_states) break;
+        pass.push_back(parts[first]);
+        pass.back().partial = states;
+        states += parts[first].num_rows;
     }
-    return partials + chunks * item.num_rows;
+    return first;
+}
+
+static bool same_rows(const Item& a, const Item& b) {
+    return a.seq == b.seq && a.kv_head == b.kv_head && a.first_row == b.first_row;
+}
+
+// Combines the partial states of a pass in ascending order of the chunks. `states` has the rows of the
+// item whose chunks continue in the next pass. `next`: the first part of the next pass, or null.
+static void fold_pass(const Call& call, const std::vector<Item>& pass, const Item* next,
+                      const State* partials, State* states) {
+    for (size_t i = 0; i < pass.size(); i++) {
+        const Item& part = pass[i];
+        const bool begins = part.first_chunk == visible(call, part, 0).low / CHUNK;
+        const Item* after = i + 1 < pass.size() ? &pass[i + 1] : next;
+        const bool ends = !after || !same_rows(part, *after);
+        for (int64_t row = 0; row < part.num_rows; row++) {
+            const State& state = partials[part.partial + row];
+            if (begins) clear(states[row], call.dim);
+            fold(states[row], state.max, state.total, state.sums, call.dim);
+            if (ends) finish(call, part, row, states[row]);
+        }
+    }
 }
 
 // Calls act(chunk, keys, values) for each chunk of the item. keys, values: pointers to K and V of the

@@ -12,6 +12,7 @@ from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView, KVLayout, LayerAt
 from tests.ops import formulas
 from tests.ops.conftest import BACKENDS, TILES, VARIANTS, backend
 from tests.ops.interpreter import is_interpreted
+from workers.base_models.loader import resident_bytes
 
 NUM_LAYERS, LAYER = 2, 1
 IDENTITY = torch.tensor([[[1.0], [0.0]]])
@@ -179,6 +180,16 @@ def test_long_contexts_and_large_heads(ops: Ops, case: Case):
     rows=st.integers(1, 30),
 )
 def test_a_sequence_has_the_same_bits_in_any_batch(cpu: Ops, contexts, window, rows):
+    assert_same_bits(cpu, contexts, window, rows)
+
+
+@pytest.mark.parametrize("window", [None, 6000])
+def test_a_long_context_has_the_same_bits_in_any_batch(cpu: Ops, window: int | None):
+    """Alone, its chunks are computed in several passes."""
+    assert_same_bits(cpu, [9001, 700, 300, 1, 4000], window, 20)
+
+
+def assert_same_bits(cpu: Ops, contexts: list[int], window: int | None, rows: int) -> None:
     torch.manual_seed(0)
     heads, dim = 3, 32
     fresh = [min(rows, c) for c in contexts]
@@ -187,7 +198,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch(cpu: Ops, contexts, window, r
     kv, tables = make_cache(case)
     everything = make_batch(tables, [0] * len(contexts), contexts)
     qkv = torch.randn(sum(contexts), (heads + 2) * dim)
-    rope = torch.randn(1300, dim)
+    rope = torch.randn(max(contexts), dim)
     cpu.rope_write_kv(qkv, rope, LayerAttention(everything, kv, LAYER, heads))
 
     def attend(first: list[int], count: list[int], seqs: list[int]) -> Tensor:
@@ -205,6 +216,21 @@ def test_a_sequence_has_the_same_bits_in_any_batch(cpu: Ops, contexts, window, r
         assert torch.equal(attend([cached[seq]], [fresh[seq]], [seq]), expected)
         last = attend([contexts[seq] - 1], [1], [seq])
         assert torch.equal(last[0], expected[-1])
+
+
+def test_the_scratch_memory_of_a_long_context_is_bounded(cpu: Ops):
+    """A state for each of 64 rows and each chunk of 512 tokens takes 64 KiB a chunk."""
+    rows, contexts, dim = 21, (600, 400_000), 16
+    grown: list[int] = []
+    for context in contexts:
+        case = Case([context - rows], [rows], 3, 1, dim, torch.bfloat16, None, None, 0)
+        kv, tables = make_cache(case)
+        kv.arena.zero_()
+        at = LayerAttention(make_batch(tables, case.cached, case.fresh), kv, LAYER, 3, scale=0.2)
+        before = resident_bytes()
+        cpu.paged_attention(torch.randn(rows, 5 * dim), at)
+        grown.append(resident_bytes() - before)
+    assert grown[-1] < 16 << 20, f"{grown} bytes, {contexts[-1] // 512 * 64 >> 10} MiB of states"
 
 
 def test_page_bytes_outside_the_written_tokens_stay(ops: Ops):
