@@ -48,7 +48,7 @@ from workers.process.inbox import Inbox
 from workers.process.loop import WorkerLoop
 from workers.process.machine import settled
 from workers.process.memory_plan import Footprint
-from workers.process.model_builder import ModelBuilder, graph_limits, read_plan
+from workers.process.model_builder import ModelBuilder, buffer_bytes, read_plan
 from workers.process.server import Delivery
 from workers.process.warm_up import warm_up
 from workers.process.worker_memory import WorkerMemory
@@ -85,12 +85,12 @@ class Worker:
         names = {digest: name for name, digest in config.models.items()}
         plans = {digest: read_plan(config, store, digest) for digest in names}
         virtual = self._virtual_memory()
-        graphs = [graph_limits(config, p) for p in plans.values()] if self.uses_graphs else []
+        buffers = [buffer_bytes(config, p, uses_graphs=self.uses_graphs) for p in plans.values()]
         self.memory = WorkerMemory(
             config,
             [Footprint(p.kv_layout.page_bytes, p.max_bytes(self.ops)) for p in plans.values()],
             virtual,
-            graph_bytes=sum(limits.num_bytes for limits in graphs),
+            buffer_bytes=0 if virtual is None else sum(buffers),
         )
         arena, broker = self.memory.arena, self.memory.broker
         self._inbox: Inbox | None = None

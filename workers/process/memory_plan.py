@@ -41,16 +41,16 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: WorkerConfig, models: Sequence[Footprint], *, granularity: int, graph_bytes: int = 0
+    config: WorkerConfig, models: Sequence[Footprint], *, granularity: int, buffer_bytes: int = 0
 ) -> MemoryPlan:
     """Returns the division of memory for a worker that serves these models. If `device_memory` is
     not set, the worker has `memory` bytes in addition to the weights of all models. Raises
     CannotServe if there is too little memory.
 
-    granularity: number of bytes of which the size of an extent must be a multiple. graph_bytes:
-    bytes of `device_memory` for the buffers of captured graphs, which are outside the arena.
+    granularity: number of bytes of which the size of an extent must be a multiple. buffer_bytes:
+    bytes of `device_memory` for the models' buffers and tables, which are outside the arena.
     """
-    outside = graph_bytes if config.device_memory is not None else 0
+    outside = buffer_bytes if config.device_memory is not None else 0
     given = (config.device_memory or config.memory) - outside
     extent_bytes, least = _cut(given, config, models, granularity)
     if given < least:

@@ -236,6 +236,16 @@ def graph_limits(config: WorkerConfig, plan: ModelPlan) -> Limits:
     )
 
 
+def buffer_bytes(config: WorkerConfig, plan: ModelPlan, *, uses_graphs: bool) -> int:
+    """Returns the bytes of the model's token buffer, adapter tables and graph buffers, which are
+    allocated on the device outside the arena."""
+    tokens = config.max_num_seqs * plan.max_model_len * torch.int32.itemsize
+    num_entries = (plan.shape.num_layers + 1) * len(plan.shape.projections)
+    entry_bytes = 2 * torch.int64.itemsize + torch.int32.itemsize
+    tables = config.max_loaded_adapters * num_entries * entry_bytes
+    return tokens + tables + (graph_limits(config, plan).num_bytes if uses_graphs else 0)
+
+
 @contextmanager
 def _sized_by(setting: str, value: int) -> Generator[None]:
     """Context manager that raises CannotServe, with the setting and its value, if an allocation

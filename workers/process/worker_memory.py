@@ -28,13 +28,13 @@ class WorkerMemory:
         config: WorkerConfig,
         models: Sequence[Footprint],
         virtual: VirtualMemory | None,
-        graph_bytes: int,
+        buffer_bytes: int,
     ) -> None:
         """models: sizes of the models that are known at the start. virtual: virtual memory of the
-        device, or None if weights are ordinary allocations. graph_bytes: bytes for the buffers of
-        captured graphs. Raises CannotServe."""
+        device, or None if weights are ordinary allocations. buffer_bytes: bytes of the
+        models' buffers and tables. Raises CannotServe."""
         granularity = UNIT_BYTES if virtual is None else max(UNIT_BYTES, virtual.granularity)
-        plan = plan_memory(config, models, granularity=granularity, graph_bytes=graph_bytes)
+        plan = plan_memory(config, models, granularity=granularity, buffer_bytes=buffer_bytes)
         try:
             self.arena = Arena(
                 plan.num_extents * plan.extent_bytes,

@@ -37,6 +37,7 @@ from workers.models.plan import ModelPlan
 from workers.process import loop
 from workers.process.config import WorkerConfig
 from workers.process.errors import CannotServe
+from workers.process.model_builder import buffer_bytes
 from workers.wire import grammars
 from workers.wire.protocol import (
     Abort,
@@ -105,7 +106,14 @@ class House:
             "max_batched_tokens": 64,
             **changes,
         }
-        return FormedConfig(**settings)  # pyright: ignore
+        config = FormedConfig(**settings)  # pyright: ignore
+        if not config.keeps_weights or "device_memory" in changes:
+            return config
+        buffers = [buffer_bytes(config, self.plans[name], uses_graphs=False) for name in names]
+        return msgspec.structs.replace(
+            config,
+            device_memory=settings["device_memory"] + -(-sum(buffers) // UNIT_BYTES) * UNIT_BYTES,
+        )
 
     def generate(
         self,
@@ -606,6 +614,26 @@ def test_too_little_memory_is_refused_at_the_start_with_the_least_that_does(
     build(least)
     with pytest.raises(CannotServe, match=f"the least is {least}$"):
         build(least - 1)
+
+
+def test_buffers_and_tables_outside_the_arena_are_part_of_the_device_memory(house: House) -> None:
+    """As on a GPU, where they take of the same memory; what is planned is what is allocated."""
+    total = 64 << 20
+    settings: dict[str, Any] = {"keeps_weights": True, "device_memory": total, "max_num_seqs": 40}
+    with Driver(house.config("one", "two", **settings)) as driver:
+        allocated = 0
+        for name in ("one", "two"):
+            model = driver.worker.instances[house.digests[name]]
+            tables = model.pool.device.slots.tables
+            buffer = model.engine.scheduler._slots
+            assert isinstance(buffer, TokenBuffer)
+            for tensor in (buffer.tokens, tables.a_offset, tables.b_offset, tables.rank):
+                allocated += tensor.nbytes
+        arena = driver.worker.memory.arena
+        assert allocated > arena.extent_bytes
+        assert (
+            arena.num_bytes + allocated <= total < arena.num_bytes + allocated + arena.extent_bytes
+        )
 
 
 @pytest.mark.parametrize("name", ["memory", "device_memory"])

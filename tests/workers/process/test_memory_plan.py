@@ -69,12 +69,12 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_division_of_memory(case: str) -> None:
-    settings, models, graph_bytes, plan = CASES[case]
-    assert plan_memory(settings, models, granularity=GRAIN, graph_bytes=graph_bytes) == plan
+    settings, models, buffer_bytes, plan = CASES[case]
+    assert plan_memory(settings, models, granularity=GRAIN, buffer_bytes=buffer_bytes) == plan
 
 
 @pytest.mark.parametrize(
-    ("sizes", "models", "graph_bytes", "least"),
+    ("sizes", "models", "buffer_bytes", "least"),
     [
         ({"memory": 63}, [SMALL], 0, 64),
         ({"memory": 127, "adapter_memory_min": 1}, [SMALL], 0, 128),
@@ -84,10 +84,10 @@ def test_the_division_of_memory(case: str) -> None:
     ],
 )
 def test_too_little_is_refused_with_the_least(
-    sizes: dict[str, int], models: list[Footprint], graph_bytes: int, least: int
+    sizes: dict[str, int], models: list[Footprint], buffer_bytes: int, least: int
 ) -> None:
     name = next(iter(sizes))
     with pytest.raises(CannotServe, match=f"^{name}: .* the least is {least}$"):
-        plan_memory(config(**sizes), models, granularity=GRAIN, graph_bytes=graph_bytes)
+        plan_memory(config(**sizes), models, granularity=GRAIN, buffer_bytes=buffer_bytes)
     enough = config(**(sizes | {name: least}))
-    assert plan_memory(enough, models, granularity=GRAIN, graph_bytes=graph_bytes)
+    assert plan_memory(enough, models, granularity=GRAIN, buffer_bytes=buffer_bytes)
