@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from adapters.errors import AdapterRejected
 from adapters.format.tensor_headers import ITEM_BYTES, read_header
+from adapters.format.tensor_names import PREFIX
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
 from loraplex.errors import ApiFailure, Refused
 from loraplex.folder_serving import read_json
@@ -94,7 +95,12 @@ def _convert_mlx(folder: Path, target: Path) -> None:
         end = name[-len(".lora_a") :]
         if end not in FACTORS or tensor.bits.ndim != 2:
             raise ApiFailure(f"{folder / MLX_NAME} has {name}, which is no factor of a LoRA")
-        peft_name = f"base_model.model.{name.removesuffix(end)}{FACTORS[end]}"
+        if name.removesuffix(end).endswith("embed_tokens"):
+            raise ApiFailure(
+                f"{folder / MLX_NAME} has {name}: MLX applies factors of the embedding to a tied"
+                ' output matrix, too. Leave embed_tokens out of "keys" in lora_parameters'
+            )
+        peft_name = f"{PREFIX}{name.removesuffix(end)}{FACTORS[end]}"
         tensors[peft_name] = Tensor(tensor.dtype, tensor.bits.T)
     _write(target / WEIGHTS_NAME, tensors)
     (target / CONFIG_NAME).write_text(json.dumps(_peft_config(given, rank, scale, tensors)))
@@ -103,15 +109,13 @@ def _convert_mlx(folder: Path, target: Path) -> None:
 def _peft_config(
     given: Mapping[str, Any], rank: int, scale: float, tensors: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    modules = {name.rsplit(".lora_", 1)[0] for name in tensors}
-    layers = {int(part) for module in modules for part in module.split(".") if part.isdigit()}
+    modules = {name.rsplit(".lora_", 1)[0].removeprefix(PREFIX) for name in tensors}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": rank,
         "lora_alpha": scale * rank,
-        "target_modules": sorted({module.rpartition(".")[2] for module in modules}),
-        "layers_to_transform": sorted(layers),
+        "target_modules": sorted(modules),
         "bias": "none",
         "base_model_name_or_path": given.get("model"),
     }

@@ -96,6 +96,23 @@ def test_several_files_become_one(folder: Path) -> None:
     assert "in several files" in said[0] and not sent.exists()
 
 
+def test_an_mlx_folder_may_have_factors_of_the_output_matrix(folder: Path) -> None:
+    tensors = write_mlx(folder)
+    head = {"lm_head.lora_a": torch.randn(64, RANK), "lm_head.lora_b": torch.randn(RANK, 320)}
+    save_file(tensors | head, folder / MLX_NAME)
+    with converted(folder, print) as sent:
+        manifest = validate(AdapterFiles.in_folder(sent), BASE)
+    assert manifest.projections == ("q_proj", "v_proj", "lm_head")
+    assert manifest.layers == LAYERS and not manifest.warnings
+
+
+def test_factors_of_the_embedding_of_mlx_are_refused_by_name(folder: Path) -> None:
+    table = {"model.embed_tokens.lora_a": torch.ones(320, 4)}
+    save_file(write_mlx(folder) | table, folder / MLX_NAME)
+    with pytest.raises(ApiFailure, match="Leave embed_tokens out"), converted(folder, print):
+        pass
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_an_mlx_folder_computes_the_same_as_peft(folder: Path, dtype: torch.dtype) -> None:
     tensors = write_mlx(folder, dtype)
