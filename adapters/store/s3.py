@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -216,16 +217,24 @@ class ObjectStore:
                     )
 
     def _sweep_files(self, kind: Kind, before: datetime) -> None:
-        entries: dict[str, IndexEntry | None] = {}
-        for key, modified in self._list(f"{self._prefix}{kind}/"):
-            if modified >= before:
+        """Merges the sorted lists of files and of index entries. Reads an entry only if it may not
+        name the files that are stored."""
+        prefix = f"{self._prefix}{kind}/"
+        indexed = (key.rpartition("/")[2] for key, _ in self._list(f"{self._prefix}index/{kind}/"))
+        named = next(indexed, None)
+        for digest, files in groupby(
+            self._list(prefix), lambda file: file[0][len(prefix) :].split("/")[0]
+        ):
+            while named is not None and named < digest:
+                named = next(indexed, None)
+            stored = [(key, key[len(prefix) :].split("/")[1], old < before) for key, old in files]
+            has_one_put = len({put for _, put, _ in stored}) == 1
+            if (named == digest and has_one_put) or not any(is_old for *_, is_old in stored):
                 continue
-            digest, put, *_ = key.removeprefix(f"{self._prefix}{kind}/").split("/")
-            if digest not in entries:
-                entries[digest] = self._find(kind, digest)
-            entry = entries[digest]
-            if entry is None or entry.put != put:
-                self._client.delete_object(Bucket=self._bucket, Key=key)
+            entry = self._find(kind, digest)
+            for key, put, is_old in stored:
+                if is_old and (entry is None or entry.put != put):
+                    self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def _bring(
         self, kind: Kind, digest: str, cache: LocalStore, is_wanted: Callable[[str], bool]

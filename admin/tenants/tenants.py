@@ -64,22 +64,3 @@ async def delete_tenant(connection: Connection, tenant: Tenant) -> None:
     await connection.execute(sql["quotas_lock"], tenant.id)
     await connection.execute(sql["tenant_delete"], tenant.id)
     await connection.execute(sql["tenant_delete_keys"], tenant.id)
-
-
-async def reap_deleted(connection: Connection, limit: int) -> None:
-    """Deletes up to `limit` adapter versions of deleted tenants, and the tenants that have none
-    left. Marks the versions' contents as due for removal."""
-    for row in await connection.fetch(sql["tenants_to_reap"]):
-        tenant_id = row["id"]
-        doomed = await connection.fetch(sql["tenant_reap_versions"], tenant_id, limit)
-        if doomed:
-            names = [version["name"] for version in doomed]
-            numbers = [version["version"] for version in doomed]
-            digests = [version["digest"] for version in doomed]
-            await connection.execute(sql["tenant_reap_names"], tenant_id, list(set(names)))
-            await connection.execute(sql["tenant_reap"], tenant_id, names, numbers, digests)
-        await connection.execute(sql["tenant_reap_adapters"], tenant_id)
-        limit -= len(doomed)
-        if limit <= 0:
-            return
-        await connection.execute(sql["tenant_forget"], tenant_id)

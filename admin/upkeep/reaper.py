@@ -8,9 +8,8 @@ import asyncio
 
 from adapters.store.folder import Store
 from admin.adapters import contents, versions
-from admin.tenants import tenants
 from admin.workers import workers
-from store.database import EVERYTHING, Database
+from store.database import EVERYTHING, Connection, Database
 from store.queries import lock_catalog, sql
 
 REAP_INTERVAL_S = 2.0
@@ -44,7 +43,7 @@ class Reaper:
     async def _reap_catalog(self) -> None:
         async with self._database.transaction(EVERYTHING) as connection:
             await lock_catalog(connection)
-            await tenants.reap_deleted(connection, VERSIONS_AT_ONCE)
+            await _reap_tenants(connection, VERSIONS_AT_ONCE)
             await connection.execute(sql["ephemeral_retire_expired"])
             for row in await connection.fetch(sql["versions_to_reap"]):
                 key = (row["tenant_id"], row["name"], row["version"])
@@ -63,3 +62,22 @@ class Reaper:
         async with self._database.transaction(EVERYTHING) as connection:
             await connection.execute(sql["faults_prune"])
             await versions.prune_rejected(connection)
+
+
+async def _reap_tenants(connection: Connection, limit: int) -> None:
+    """Deletes up to `limit` adapter versions of deleted tenants, and the tenants that have none
+    left. Marks the versions' contents as due for removal."""
+    for row in await connection.fetch(sql["tenants_to_reap"]):
+        tenant_id = row["id"]
+        doomed = await connection.fetch(sql["tenant_reap_versions"], tenant_id, limit)
+        if doomed:
+            names = [version["name"] for version in doomed]
+            numbers = [version["version"] for version in doomed]
+            digests = [version["digest"] for version in doomed]
+            await connection.execute(sql["tenant_reap_names"], tenant_id, list(set(names)))
+            await connection.execute(sql["tenant_reap"], tenant_id, names, numbers, digests)
+        await connection.execute(sql["tenant_reap_adapters"], tenant_id)
+        limit -= len(doomed)
+        if limit <= 0:
+            return
+        await connection.execute(sql["tenant_forget"], tenant_id)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import boto3
 import httpx
@@ -383,6 +384,35 @@ def test_a_sweep_of_the_bucket_removes_what_no_entry_names(
     bucket.sweep_bucket(max_age_s=0)
     assert keys(tmp_path.name) == whole
     assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sweep_asks_only_for_what_may_be_wrong(
+    bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Whatever is left of failed puts, before, between and after the digests of an index."""
+    chance = random.Random(seed)
+    digests = [f"{number:064x}" for number in chance.sample(range(1 << 60), 24)]
+    for digest in digests[:12]:
+        bucket.put("adapters", digest, stage(bucket))
+    whole = keys(tmp_path.name)
+    client = boto3.client("s3")
+    wrong = chance.sample(digests, 6)
+    for digest in wrong:
+        key = f"{tmp_path.name}/adapters/{digest}/{chance.choice('09az')}put/a"
+        client.put_object(Bucket=BUCKET, Key=key, Body=b"")
+    asked: list[str] = []
+    real = bucket._client.get_object
+
+    def get_object(**arguments: Any) -> Any:
+        asked.append(arguments["Key"].rpartition("/")[2])
+        return real(**arguments)
+
+    monkeypatch.setattr(bucket._client, "get_object", get_object)
+    time.sleep(1.1)
+    bucket.sweep_bucket(max_age_s=0)
+    assert keys(tmp_path.name) == whole
+    assert sorted(asked) == sorted(wrong)
 
 
 def test_an_adapter_is_loaded_from_the_bucket_and_its_absence_named(
