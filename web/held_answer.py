@@ -4,7 +4,7 @@ their clients, for each tenant and for all."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from litestar.types import HTTPResponseStartEvent, Message, Send
 
@@ -30,11 +30,36 @@ _EXCEEDED = {
 }
 
 
+class _Full(NamedTuple):
+    """Refusal of an answer because of its owner's other answers."""
+
+    num_body_bytes: int
+    """Bytes of the smallest request that was refused."""
+    num_held: int
+    """Bytes of the owner's answers at that time."""
+
+
 class AnswerBudget(ByteBudget):
     """Bytes of answers that clients have not read yet, or that are about to be written."""
 
     def __init__(self, max_bytes: int = MAX_ANSWER_BYTES) -> None:
         super().__init__(max_bytes, TENANT_PART)
+        self._full: dict[str, _Full] = {}
+        """Owners whose newest answers were refused and who have read nothing since."""
+
+    def note_refusal(self, owner: str, num_body_bytes: int) -> None:
+        self._full[owner] = _Full(num_body_bytes, self.owned_by(owner))
+
+    def is_full(self, owner: str, num_body_bytes: int) -> bool:
+        """Returns whether a request that was not larger has just been refused, and the owner has
+        read nothing since."""
+        full = self._full.get(owner)
+        if full is None:
+            return False
+        if self.owned_by(owner) < full.num_held:
+            del self._full[owner]
+            return False
+        return num_body_bytes >= full.num_body_bytes
 
 
 class Reader(Protocol):
@@ -64,12 +89,21 @@ class HeldAnswer:
         self._num_bytes = 0
         self._is_reserved = False
 
+    def refuse_if_full(self) -> None:
+        """Raises Overloaded if an answer to a similar request would be refused now. This costs less
+        than finding out how large the answer may be."""
+        owner = self._body.owner
+        if owner is not None and self._budget.is_full(owner, self._body.num_read):
+            raise Overloaded(_EXCEEDED["tenant"], code="too_many_unread")
+
     def reserve(self, num_bytes: int) -> None:
         """Counts the bytes that an answer may have, before it is generated. Raises Overloaded if
         they exceed a limit. The answer is then sent in any case."""
         # An answer that exceeds the tenant's part alone is sent if the tenant has no other.
         num_bytes = min(num_bytes, self._budget.max_tenant_bytes)
         if (refusal := self._refusal(num_bytes)) is not None:
+            if self._body.owner is not None:
+                self._budget.note_refusal(self._body.owner, self._body.num_read)
             raise refusal
         self._is_reserved = True
         self._hold(num_bytes)

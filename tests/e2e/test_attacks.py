@@ -10,7 +10,10 @@ import pytest
 
 from tests.e2e.attacks import Attacker
 from tests.e2e.cluster import TENANTS, Asked, running_cluster
+from tests.e2e.floods import other_tenant
 from tests.e2e.measured_gateway import SECTIONS_FILE, read_sections
+from tests.e2e.memory_attacks import GATEWAY_BYTES, Usage, attacked, attacking, attacks
+from tests.e2e.shares import ORDINARY as ORDINARY_TENANTS
 from tests.e2e.tiny import NAME
 from tests.e2e.traffic import Traffic
 from tests.gateway.live import eventually
@@ -23,6 +26,10 @@ ATTACKED_S = scaled(0, 120)
 NUM_CLIENTS = 3
 SECTION_S = 0.050
 """CPU time that no section of the event loop may exceed, in seconds."""
+NOTICED_S = scaled(3, 60)
+"""Seconds for which another tenant asks beside each attack."""
+MOST_TIMES = 1.5
+"""Highest ratio of its p99 of the first token, beside an attack and alone."""
 MEMORY_BYTES = 256 << 20
 """What bodies may hold in all, the default of `max_body_memory`."""
 ATTACKER, ORDINARY = TENANTS
@@ -90,3 +97,25 @@ async def test_an_ordinary_tenant_does_not_notice_attacks(
     assert grown < MEMORY_BYTES
     too_long = [section for section in longest if section.cpu_s > SECTION_S]
     assert not IS_FULL or not too_long, too_long
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+async def test_a_gateway_survives_attacks_on_its_memory(tmp_path: Path) -> None:
+    """Each by a client with a tenth of a core: it stays below 1 GiB, and serves another tenant. The
+    full form measures first tokens too; `python -m benchmarks.attacks` prints medians."""
+    async with attacked(tmp_path / "cluster") as cluster:
+        gateway = cluster.gateways["gateway-0"]
+        (worker,) = cluster.workers.values()
+        key = cluster.keys[ORDINARY_TENANTS[0]]
+        alone = await other_tenant(gateway.url, key, NOTICED_S)
+        usage = Usage(gateway.pid, worker.pid)
+        for attack in attacks():
+            async with attacking(cluster, attack) as statuses:
+                beside = await other_tenant(gateway.url, key, NOTICED_S)
+            times = beside.p99_ttft_s / alone.p99_ttft_s
+            print(f"{attack.name:40} {times:.2f} {statuses} {usage.peak_bytes >> 20} MiB")
+            assert gateway.is_running
+            assert beside.num_served == beside.num_asked
+            assert usage.peak_bytes < GATEWAY_BYTES
+            assert not IS_FULL or times <= MOST_TIMES, attack.name

@@ -77,6 +77,8 @@ async def answer(http: HttpRequest, dialect: Dialect[B], body: B) -> ASGIApp:
     request = with_dropped(dialect.read(body), *http.dropped)
     target = await gateway.catalog.resolve(caller, request.model, request.user or caller.key.id)
     http.trace.model = request.model
+    if not request.stream:
+        held_answer(http.scope).refuse_if_full()
     full_workers = refuse_early(http, target)
     in_flight = gateway.in_flight_requests.begin(target, caller.key.id)
     try:

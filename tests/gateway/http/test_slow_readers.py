@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from gateway import telemetry
 from gateway.limits.bounds import AnswerSize
+from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import SIZES
 from tests.gateway.scripts import ids, say
 from tests.gateway.service import Service
@@ -128,9 +129,11 @@ def test_a_client_that_reads_gets_the_whole_answer_and_may_ask_again(slow: Servi
     slow.wait_for(lambda: slow.answers.num_bytes == 0)
 
 
-def test_a_tenants_unread_answers_are_bounded_before_they_are_generated(store: Path) -> None:
-    """The third has no room, and no worker computes it; another tenant has room; and once one was
-    read there is room again."""
+def test_a_tenants_unread_answers_are_bounded_before_they_are_generated(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third has no room, and no worker computes it; the fourth is not even tokenised, but a
+    small one is answered; another tenant has room; and once one was read there is room again."""
     service = Service(store)
     one = AnswerSize(len(TEXTS), 0, 0, 0, len(TEXTS) * SIZES["hidden_size"]).num_bytes
     service.answers = AnswerBudget(4 * (2 * one - one // 8))
@@ -148,6 +151,12 @@ def test_a_tenants_unread_answers_are_bounded_before_they_are_generated(store: P
             assert b"503" in read_head(refused)
             assert b"too_many_unread" in refused.recv(4096)
             assert len(service.worker.requests) == num_requests
+            monkeypatch.setattr(ModelTokenizer, "encode_many", None)
+            early = stack.enter_context(asking(service, path, body))
+            assert b"503" in read_head(early)
+            monkeypatch.undo()
+            small = stack.enter_context(asking(service, path, {"input": "a"}))
+            assert b" 200 " in read_head(small)
             other = stack.enter_context(asking(service, path, body, service.keys.globex))
             assert read_head(other).startswith(b"HTTP/1.1 200")
             held[0].close()
