@@ -226,7 +226,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def home(self) -> Path:
-        return self.data_dir.expanduser().absolute()
+        return expanded(self.data_dir, "data_dir")
 
     def make_home(self) -> None:
         """Creates the data directory. Raises BadSettings, also if another account owns a folder."""
@@ -244,13 +244,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def store_location(self) -> str:
         if self.store and "://" in self.store:
             return self.store
-        return str(Path(self.store or self.home / "store").expanduser().absolute())
+        return str(expanded(Path(self.store or self.home / "store"), "store"))
 
     @property
     def security(self) -> Security:
         """TLS settings of TCP between gateways and workers. Raises BadSettings."""
         files = (self.transport_certificate, self.transport_key, self.transport_authority)
-        given = [file.expanduser().absolute() for file in files if file is not None]
+        given = [expanded(file, "transport_*") for file in files if file is not None]
         if len(given) not in (0, len(files)):
             raise BadSettings(
                 "give all of transport_certificate, transport_key and transport_authority, or none"
@@ -282,7 +282,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Certificate files, keyed by the settings that name them."""
         names = ("tls_certificate", "transport_certificate", "transport_authority")
         given = {name: getattr(self, name) for name in names}
-        return {name: file.expanduser().absolute() for name, file in given.items() if file}
+        return {name: expanded(file, name) for name, file in given.items() if file}
 
     def open_store(self) -> Store:
         """Returns the store. Raises BadSettings."""
@@ -364,11 +364,29 @@ def parse_size(text: str) -> int:
     return int(Fraction(found[1]) * unit ** " KMGT".index(found[2].upper() or " "))
 
 
+def expanded(path: Path, name: str) -> Path:
+    """Returns an absolute path, in which `~` is this account's home directory. Raises BadSettings
+    if `~` has no meaning, because HOME is not set and the account has no entry in /etc/passwd.
+    `name` is the setting with the path."""
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        place = (
+            "a data directory in --data-dir or LORAPLEX_DATA_DIR"
+            if name == "data_dir"
+            else "an absolute path"
+        )
+        raise BadSettings(
+            f"{name}: {path} needs a home directory, and this account (uid {os.getuid()}) has none."
+            f" Name {place}, or set HOME"
+        ) from None
+
+
 def named_model(text: str) -> str:
     """Returns the text as NAME=PATH. If the text is only a PATH, its last part becomes the name."""
     if "=" in text or not text:
         return text
-    path = Path(text).expanduser().absolute()
+    path = expanded(Path(text), "model")
     # Replaces characters that a name may not contain by dashes.
     return (
         re.sub(r"[^A-Za-z0-9._-]+", "-", path.name.removesuffix(".gguf")).strip("-.") + f"={text}"
@@ -453,7 +471,7 @@ def _written(value: Any) -> str:
         case bool():
             return str(value).lower()
         case Path():
-            return str(value.expanduser().absolute())
+            return str(expanded(value, "setting"))
         case dict():
             return ",".join(f"{name}={item}" for name, item in value.items())
         case tuple():

@@ -156,40 +156,39 @@ class LoraAdapterController(Controller):
         plane = request.plane
         kind, options = media_type(request.headers.get("content-type", ""))
         stages = _Stages()
-        with plane.forms.taking(request.user.tenant_id):
-            async with plane.staging() as staged:
-                if kind == JSON:
-                    given = await request.decode(LoadLoraAdapter, MAX_JSON_BYTES)
-                    owner, bases = await _check(request, given, tenant)
-                    await _copy(request, owner, given, staged)
-                    archive = None
-                elif kind == MULTIPART and options.get("boundary"):
-                    given, archive = await request.receive_form(
-                        options["boundary"], staged, FORM, partial(_check_first, request, tenant)
-                    )
-                    owner, bases = await _check(request, given, tenant)
-                else:
-                    raise Invalid(
-                        f"send {JSON} with a lora_path, or {MULTIPART} with the files",
-                        "content_type",
-                    )
-                stages.end("receive")
-                manifest, base = await plane.validate(
-                    owner, given.lora_name, bases, staged.path, archive, request.actor
+        async with plane.forms.taking(request.user.tenant_id), plane.staging() as staged:
+            if kind == JSON:
+                given = await request.decode(LoadLoraAdapter, MAX_JSON_BYTES)
+                owner, bases = await _check(request, given, tenant)
+                await _copy(request, owner, given, staged)
+                archive = None
+            elif kind == MULTIPART and options.get("boundary"):
+                given, archive = await request.receive_form(
+                    options["boundary"], staged, FORM, partial(_check_first, request, tenant)
                 )
-                new = NewVersion(
-                    tenant_id=owner.id,
-                    name=given.lora_name,
-                    base_name=base.name,
-                    manifest=manifest,
-                    uploaded_by=request.user.id,
+                owner, bases = await _check(request, given, tenant)
+            else:
+                raise Invalid(
+                    f"send {JSON} with a lora_path, or {MULTIPART} with the files",
+                    "content_type",
                 )
-                stages.end("check")
-                number = await plane.load(
-                    new, staged.path, request.actor, in_place=given.load_inplace
-                )
-                await request.until_known()
-                stages.end("publish")
+            stages.end("receive")
+            manifest, base = await plane.validate(
+                owner, given.lora_name, bases, staged.path, archive, request.actor
+            )
+            new = NewVersion(
+                tenant_id=owner.id,
+                name=given.lora_name,
+                base_name=base.name,
+                manifest=manifest,
+                uploaded_by=request.user.id,
+            )
+            stages.end("check")
+            number = await plane.load(
+                new, staged.path, request.actor, in_place=given.load_inplace
+            )
+            await request.until_known()
+            stages.end("publish")
         return Response(
             f"Success: LoRA adapter '{given.lora_name}' added successfully.",
             headers={

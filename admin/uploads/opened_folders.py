@@ -19,6 +19,11 @@ from store.errors import Invalid, NotFound
 from web.errors import TooLarge
 
 CHUNK_BYTES = 4 << 20
+UNREADABLE = (
+    *(errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENODEV),
+    *(errno.EINVAL, errno.ENAMETOOLONG, errno.ESTALE),
+)
+"""Errors of a path, and not of the disk."""
 
 
 class OpenedFolders:
@@ -26,6 +31,8 @@ class OpenedFolders:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = [Path(os.path.realpath(root)) for root in roots]
+        self._names = [*self._roots, *(Path(os.path.abspath(root)) for root in roots)]
+        """Paths under which clients may name a folder."""
 
     def copy(self, path: str, staged: StagingFolder) -> None:
         """Copies an adapter's files from the folder `path` into `staged`.
@@ -38,7 +45,7 @@ class OpenedFolders:
         folder = self._resolve(path)
         bytes_left = staged.max_bytes
         for name in KNOWN_FILES:
-            file = Path(os.path.realpath(folder / name))
+            file = _real(str(folder / name), path)
             try:
                 descriptor = self._open(file, path)
             except FileNotFoundError:
@@ -66,7 +73,11 @@ class OpenedFolders:
                 "lora_path_form",
                 "lora_path",
             )
-        resolved = Path(os.path.realpath(path))
+        # Nothing outside of the opened folders is looked at. What links such as /proc/PID/root lead
+        # to would tell which processes live.
+        if not any(Path(os.path.normpath(path)).is_relative_to(name) for name in self._names):
+            raise self._not_allowed()
+        resolved = _real(path, path)
         self._root_of(resolved)
         return resolved
 
@@ -76,7 +87,10 @@ class OpenedFolders:
         for root in self._roots:
             if resolved.is_relative_to(root):
                 return root
-        raise Invalid(
+        raise self._not_allowed()
+
+    def _not_allowed(self) -> Invalid:
+        return Invalid(
             "lora_path is not under a folder that the operator has opened to this tenant (setting"
             " adapter_roots): have it opened, or send the files in the body as multipart/form-data",
             "lora_path_not_allowed",
@@ -87,6 +101,8 @@ class OpenedFolders:
         """Returns a file descriptor of a plain file. Raises FileNotFoundError, or Invalid if the
         file is outside of the opened folders, cannot be read, or is not a plain file."""
         root = self._root_of(file)
+        if file == root:
+            raise _unreadable(f"{path[:256]!r} has a link to a folder")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(root, flags | os.O_DIRECTORY)
         try:
@@ -98,19 +114,29 @@ class OpenedFolders:
             # Without O_NONBLOCK, opening a pipe would wait for a writer.
             opened = os.open(name, flags | os.O_NONBLOCK, dir_fd=descriptor)
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.ENXIO):
-                raise Invalid(
-                    f"{file.name} in {path[:256]!r} cannot be read: {error.strerror}",
-                    "lora_path_unreadable",
-                    "lora_path",
-                ) from None
+            if error.errno in UNREADABLE:
+                reason = f"{file.name} in {path[:256]!r} cannot be read: {error.strerror}"
+                raise _unreadable(reason) from None
             raise
         finally:
             os.close(descriptor)
         if not stat.S_ISREG(os.fstat(opened).st_mode):
             os.close(opened)
-            raise Invalid(f"{name} is not a plain file", "lora_path_unreadable", "lora_path")
+            raise _unreadable(f"{name} is not a plain file")
         return opened
+
+
+def _real(path: str, given: str) -> Path:
+    """Returns a path with symbolic links resolved. Raises Invalid if a part of it is replaced in
+    the meantime or cannot be read. `given` is the client's path."""
+    try:
+        return Path(os.path.realpath(path))
+    except OSError as error:
+        raise _unreadable(f"{given[:256]!r} cannot be read: {error.strerror}") from None
+
+
+def _unreadable(reason: str) -> Invalid:
+    return Invalid(reason, "lora_path_unreadable", "lora_path")
 
 
 def _missing() -> NotFound:

@@ -96,7 +96,7 @@ class UploadController(Controller):
                 ) as upload:
                     return await _make(request, given, staged.path, upload.data)
             if kind == MULTIPART and options.get("boundary"):
-                with plane.forms.taking(request.user.tenant_id):
+                async with plane.forms.taking(request.user.tenant_id):
                     given, archive = await request.receive_form(
                         options["boundary"], staged, FORM, partial(_check_first, request)
                     )

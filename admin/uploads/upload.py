@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -30,7 +31,7 @@ from multipart import (
 from adapters.format.validator import WEIGHTS_NAME
 from admin.uploads.archive import KNOWN_FILES, StagingFolder, max_file_bytes
 from admin.uploads.file_sink import FileSink
-from store.errors import Invalid
+from store.errors import ApiError, Invalid
 from store.stored_text import check_text
 from web.decoding import find_fault
 from web.errors import Overloaded, TooLarge, TooMany
@@ -47,6 +48,8 @@ MAX_FORMS = 64
 MAX_FORMS_OF_TENANT = 8
 """Maximum number of forms that one process receives from a tenant at a time, because no quota
 counts incomplete uploads."""
+WAIT_S = 5.0
+"""Seconds for which a form waits until the forms before it have ended."""
 
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -112,21 +115,29 @@ class Forms:
     def __init__(self) -> None:
         self._num_open: Counter[str | None] = Counter()
 
-    @contextlib.contextmanager
-    def taking(self, tenant_id: str | None) -> Generator[None]:
-        """Counts an upload until the end of the block. `tenant_id` is None for an admin. Raises
-        TooMany for too many uploads of the tenant, or Overloaded for too many in total."""
-        if tenant_id is not None and self._num_open[tenant_id] >= MAX_FORMS_OF_TENANT:
-            raise TooMany(
-                f"this tenant has {MAX_FORMS_OF_TENANT} uploads under way", "too_many_uploads"
-            )
-        if self._num_open.total() >= MAX_FORMS:
-            raise Overloaded(f"{MAX_FORMS} uploads are under way", "too_many_uploads")
+    @contextlib.asynccontextmanager
+    async def taking(self, tenant_id: str | None) -> AsyncGenerator[None]:
+        """Counts an upload until the end of the block. `tenant_id` is None for an admin. Waits up
+        to `WAIT_S` seconds while there are too many. Then raises TooMany for too many uploads of
+        the tenant, or Overloaded for too many in total."""
+        deadline = time.monotonic() + WAIT_S
+        while (refusal := self._refusal(tenant_id)) is not None:
+            if time.monotonic() > deadline:
+                raise refusal
+            await asyncio.sleep(0.05)
         self._num_open[tenant_id] += 1
         try:
             yield
         finally:
             self._num_open[tenant_id] -= 1
+
+    def _refusal(self, tenant_id: str | None) -> ApiError | None:
+        if tenant_id is not None and self._num_open[tenant_id] >= MAX_FORMS_OF_TENANT:
+            reason = f"this tenant has {MAX_FORMS_OF_TENANT} uploads under way"
+            return TooMany(reason, "too_many_uploads")
+        if self._num_open.total() >= MAX_FORMS:
+            return Overloaded(f"{MAX_FORMS} uploads are under way", "too_many_uploads")
+        return None
 
 
 async def receive_form(

@@ -80,7 +80,9 @@ async def make_credit(connection: Connection, asked: CreditFields) -> Credit:
     Raises AlreadyExists if the id was used for another credit, NotFound if no usage was recorded
     for these hours, and Invalid if the price would raise the recorded cost of an hour.
     """
-    await lock_catalog(connection)  # one credit at a time
+    # Of two requests with the same id, the second one must find the credit of the first. The lock
+    # also delays changes of the catalog.
+    await lock_catalog(connection)
     try:
         made = await find_credit(connection, asked.id)
     except NotFound:

@@ -234,7 +234,11 @@ def _line_editing() -> Iterator[None]:
     except ImportError:
         yield
         return
-    state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+    state = Path(os.path.expanduser(os.environ.get("XDG_STATE_HOME") or "~/.local/state"))
+    if not state.is_absolute():
+        # The account has no home directory.
+        yield
+        return
     file = state / "loraplex" / "chat_history"
     with suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -261,3 +261,25 @@ def test_a_child_has_the_same_settings(tmp_path: Path):
     assert load_settings({}, load_settings({}, {}).environment()) == msgspec.structs.replace(
         load_settings({}, {}), data_dir=load_settings({}, {}).home
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, "--data-dir or LORAPLEX_DATA_DIR"),
+        ({"data_dir": "/x", "store": "~/store"}, "store: .*an absolute path"),
+        ({"data_dir": "/x", "tls_certificate": "~/c"}, "tls_certificate: "),
+    ],
+)
+def test_an_account_without_a_home_is_asked_for_a_folder(
+    given: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch
+):
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(BadSettings, match=named):
+        settings = load_settings(given, {})
+        assert settings.home and settings.store_location
+        assert not settings.certificates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -222,6 +223,48 @@ async def test_what_is_no_plain_file_is_refused(acme: httpx.AsyncClient, root: P
     (odd / CONFIG_NAME).unlink()
     (odd / CONFIG_NAME).mkdir()
     refused(await load(acme, "policy", odd), 400, "lora_path_unreadable")
+
+
+async def test_odd_paths_are_refused_by_name(acme: httpx.AsyncClient, root: Path):
+    (root / "looped").mkdir()
+    (root / "looped" / CONFIG_NAME).symlink_to(root)
+    refused(await load(acme, "policy", root / "looped"), 400, "lora_path_unreadable")
+    refused(await load(acme, "policy", root / ("x" * 300)), 400, "lora_path_unreadable")
+
+
+async def test_a_link_replaced_while_it_is_resolved_is_refused(
+    acme: httpx.AsyncClient, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (root / "newest").symlink_to(root / "step-1")
+    real = os.readlink
+
+    def readlink(path: Any, **options: Any) -> str:
+        # As if a folder were put in place of the link just before.
+        if str(path).endswith("newest"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    refused(await load(acme, "policy", root / "newest"), 400, "lora_path_unreadable")
+
+
+async def test_processes_are_not_told_apart_by_paths(acme: httpx.AsyncClient, root: Path):
+    """Neither one that lives and leads to an opened folder, nor one that does not live."""
+    answers = {
+        refused(
+            await load(acme, "policy", f"/proc/{pid}/root{root}/step-1"),
+            *(400, "lora_path_not_allowed"),
+        )["message"]
+        for pid in (os.getpid(), "self", "1", "4194304")
+    }
+    assert len(answers) == 1
+
+
+async def test_many_loads_by_path_at_once_wait_for_each_other(acme: httpx.AsyncClient, root: Path):
+    answers = await asyncio.gather(
+        *(load(acme, f"policy-{number}", root / "step-1") for number in range(12))
+    )
+    assert [answer.status_code for answer in answers] == [200] * 12
 
 
 async def test_a_large_file_is_refused_before_it_is_read(acme: httpx.AsyncClient, root: Path):

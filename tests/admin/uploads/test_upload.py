@@ -16,6 +16,7 @@ from adapters.format.module_list import read_module_list
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
 from adapters.manifest import PROJECTIONS
 from admin.adapters.versions import MAX_REJECTED
+from admin.uploads import upload
 from admin.uploads.upload import MAX_FORMS, MAX_FORMS_OF_TENANT
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import MAX_UPLOAD_BYTES, Plane, write_model
@@ -367,11 +368,14 @@ async def test_an_upload_that_is_cut_leaves_nothing(plane: Plane, base: str, fol
     assert (await acme.get("adapters")).json()["data"] == []
 
 
-async def test_so_many_forms_are_under_way_at_once(plane: Plane, base: str, folder: Path):
+async def test_so_many_forms_are_under_way_at_once(
+    plane: Plane, base: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Of one tenant, and of all: the next is refused before its bytes are read."""
     acme, globex = await plane.tenant("acme"), await plane.tenant("globex")
     request = acme.build_request("POST", "adapters", data={"name": "bot"}, files=parts(folder))
     body, headers = await request.aread(), {"content-type": request.headers["content-type"]}
+    monkeypatch.setattr(upload, "WAIT_S", 0.1)
     go_on = asyncio.Event()
     sent: list[asyncio.Task[httpx.Response]] = []
 
