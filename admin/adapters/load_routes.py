@@ -184,9 +184,7 @@ class LoraAdapterController(Controller):
                 uploaded_by=request.user.id,
             )
             stages.end("check")
-            number = await plane.load(
-                new, staged.path, request.actor, in_place=given.load_inplace
-            )
+            number = await plane.load(new, staged.path, request.actor, in_place=given.load_inplace)
             await request.until_known()
             stages.end("publish")
         return Response(
