@@ -55,6 +55,10 @@ if TYPE_CHECKING:
 UNFINISHED_S = 24 * 3600.0
 """Seconds after which a file that no index entry names is considered the rest of a failed put."""
 SWEEP_S = 3600.0
+IN_USE_S = 60.0
+"""Seconds after its last use for which a cached adapter is not removed, because another process
+that shares the cache may still be reading the files. The longest such use, a verification, takes at
+most 30 s."""
 
 logging.getLogger("botocore").setLevel(logging.WARNING)
 
@@ -78,7 +82,7 @@ class ObjectStore:
     AWS_ENDPOINT_URL).
 
     Downloads a folder once and then reads it from the cache. The cached adapters have at most about
-    `cache_bytes` bytes in total.
+    `cache_bytes` bytes in total, unless more were used in the last `IN_USE_S` seconds.
     """
 
     is_remote = True
@@ -294,9 +298,10 @@ class ObjectStore:
     def _trim(self, added: IndexEntry) -> None:
         """Counts an adapter that was added to the cache. If the cached adapters exceed
         `cache_bytes`, removes the least recently used adapters, except adapters that a thread is
-        checking or downloading. Frees 1/16 of `cache_bytes`, so that the cache is not listed again
-        for every new adapter. A process lists the cache whenever it has added 1/16 of
-        `cache_bytes`, because other processes of this machine may use the same cache."""
+        checking or downloading, and adapters used in the last `IN_USE_S` seconds. Frees 1/16 of
+        `cache_bytes`, so that the cache is not listed again for every new adapter. A process lists
+        the cache whenever it has added 1/16 of `cache_bytes`, because other processes of this
+        machine may use the same cache."""
         with self._brought:
             self._bytes_until_listing -= sum(added.files.values())
             if self._bytes_until_listing >= 0:
@@ -310,8 +315,8 @@ class ObjectStore:
             total = sum(num_bytes for _, num_bytes, _ in found)
             margin = self._cache_bytes // 16
             target = self._cache_bytes - margin if total > self._cache_bytes else total
-            for _, num_bytes, folder in sorted(found):
-                if total <= target:
+            for used_at, num_bytes, folder in sorted(found):
+                if total <= target or used_at > time.time() - IN_USE_S:
                     break
                 if (self._cache, "adapters", folder.name) not in self._bringing:
                     self._cache.delete("adapters", folder.name)

@@ -178,8 +178,11 @@ class Addresses:
 
 
 def _free(driver: CudaDriver, mapped: dict[int, int], address: int, num_bytes: int) -> None:
+    """Unmaps and frees a range of addresses. As a finalizer, it may run on any thread, while
+    another thread maps pieces of another range."""
     driver.call("cuCtxSynchronize")
-    for start in [start for start in mapped if address <= start < address + num_bytes]:
+    # Copying the keys is atomic, iterating over the dict is not.
+    for start in [start for start in list(mapped) if address <= start < address + num_bytes]:
         driver.call("cuMemUnmap", start, mapped.pop(start))
     driver.call("cuMemAddressFree", address, num_bytes)
 

@@ -26,6 +26,7 @@ import torch
 from adapters.errors import AdapterUnavailable
 from adapters.pool.image import ImageCache
 from adapters.pool.loader import AdapterLoader
+from adapters.store import s3 as s3_store
 from adapters.store.folder import Kind, LocalStore, NotInStore, Store, StoreUnavailable, hold
 from adapters.store.opening import open_store
 from adapters.store.s3 import ObjectStore
@@ -65,6 +66,12 @@ def store(location: str, tmp_path: Path) -> Store:
 def elsewhere(location: str, tmp_path: Path) -> Store:
     """The same store on another machine."""
     return open_store(location, tmp_path / "other cache")
+
+
+@pytest.fixture(autouse=True)
+def no_use_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of which a test has a path are not read by others, where it does not say so."""
+    monkeypatch.setattr(s3_store, "IN_USE_S", 0.0)
 
 
 @pytest.fixture
@@ -321,6 +328,26 @@ def test_the_cache_is_listed_once_for_many_adapters(
             assert len(lists) <= 3
     now = kept(cached, "adapters")
     assert 40 <= len(now) <= 50 and now == [*old, *new][-len(now) :], "the oldest went first"
+
+
+def test_what_another_process_may_be_reading_is_not_trimmed(
+    s3: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the files of a folder one after the other; a minute later the bound holds again."""
+    monkeypatch.setattr(s3_store, "IN_USE_S", 60.0)
+    location = f"s3://{BUCKET}/{tmp_path.name}"
+    one, two = (open_store(location, tmp_path / "cache", cache_bytes=800) for _ in range(2))
+    digests = [f"{i:064x}" for i in range(12)]
+    one.put("adapters", digests[0], stage(one, bytes(98)))
+    reading = two.adapter_folder(digests[0])
+    for digest in digests[1:-1]:
+        one.put("adapters", digest, stage(one, bytes(98)))
+    assert len(content(reading)) == 2, "it is still there"
+    for digest in digests[1:-1]:
+        os.utime(one.adapter_folder(digest), (0, 0))
+    os.utime(reading, (time.time() - 61,) * 2)
+    one.put("adapters", digests[-1], stage(one, bytes(98)))
+    assert len(kept(LocalStore(tmp_path / "cache"), "adapters")) <= 8
 
 
 def test_processes_that_use_one_cache_keep_its_bound(s3: None, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from memory.eviction.broker import MemoryBroker
 from tests.workers.driver_double import INVALID_VALUE, DriverDouble
 from tests.workers.host_virtual_memory import HostVirtualMemory
 from workers.base_models.loader import resident_bytes
-from workers.device.cuda_memory import CudaVirtualMemory
+from workers.device.cuda_memory import CudaVirtualMemory, _free
 from workers.device.device_memory import HostMemory, MappedMemory
 from workers.device.virtual_memory import VirtualMemory
 from workers.device.weight_memory import WeightMemory
@@ -262,3 +262,25 @@ def test_what_the_driver_refuses_is_raised_by_its_name() -> None:
         virtual.create(EXTENT)
     with pytest.raises(OSError, match="cuMemMap: CUDA_ERROR_INVALID_VALUE"):
         virtual.map(EXTENT, [piece], EXTENT)
+
+
+def test_a_range_may_be_freed_while_another_thread_maps_pieces() -> None:
+    """As a collector frees it: on any thread, at any time. Here, the other thread maps a piece
+    whenever two addresses are compared."""
+
+    class Address(int):
+        def __ge__(self, other: int) -> bool:
+            mapped[Address(len(mapped))] = 1
+            return int(self) >= other
+
+        __hash__ = int.__hash__
+
+    class Driver:
+        def call(self, name: str, *_: object) -> None:
+            calls.append(name)
+
+    calls: list[str] = []
+    mapped: dict[int, int] = {Address(start): 1 for start in range(10)}
+    _free(Driver(), mapped, 4, 2)  # pyright: ignore
+    assert calls == ["cuCtxSynchronize", *["cuMemUnmap"] * 2, "cuMemAddressFree"]
+    assert 4 not in mapped and 5 not in mapped and len(mapped) > 8

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import shutil
 import socket
 import ssl
@@ -40,6 +42,7 @@ from workers.wire.transport.base import (
 )
 from workers.wire.transport.registry import connect, exchange_hello, listen
 from workers.wire.transport.stream import WorkerConnection
+from workers.wire.transport.tls import ServerContext
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 INSECURE = Security(insecure=True)
@@ -277,6 +280,28 @@ def make_authority(folder: Path) -> None:
     (folder / "ext").write_text("subjectAltName=IP:127.0.0.1")
     signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"]
     openssl(folder, "x509", "-req", "-in", "x.csr", *signed, "-extfile", "ext", "-out", "x.pem")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+def test_a_certificate_that_could_not_be_read_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files do not change again: only the reason passes, such as too many open files."""
+    make_authority(tmp_path / "ours")
+    ours = tmp_path / "ours"
+    tls = MutualTLS(ours / "x.pem", ours / "x.key", ours / "ca.pem")
+    context = ServerContext(tls)
+    first = context.current()
+    os.utime(tls.certificate, (1, 1))
+    with monkeypatch.context() as patched:
+
+        def fail(_: MutualTLS) -> None:
+            raise OSError(errno.EMFILE, "too many open files")
+
+        patched.setattr(MutualTLS, "server_context", fail)
+        assert context.current() is first
+    renewed = context.current()
+    assert renewed is not first and context.current() is renewed
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")

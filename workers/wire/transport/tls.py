@@ -57,8 +57,9 @@ class ServerContext:
         try:
             versions = _versions(self._tls)
             if versions != self._versions:
-                self._versions = versions
                 self._context = self._tls.server_context()
+                # Only now, so that the files are tried again if they could not be used.
+                self._versions = versions
                 log.info("the certificate %s was read again", self._tls.certificate)
         except OSError as error:
             log.error(
