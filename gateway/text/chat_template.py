@@ -92,7 +92,7 @@ class ChatTemplate:
         self._roles = ROLES | {text for text in texts if isinstance(text, str)}
         """Roles that a message may have: the usual ones, and each text in the template."""
         self._wants_short_ids = "length 9" in source
-        self._template: Any = ENVIRONMENT.from_string(source)
+        self._template: Any = ENVIRONMENT.from_string(parsed)
         # One dict replaces Jinja's chain of dicts, because looking up names in the chain takes as
         # long as the rendering itself.
         self._template.globals = {
