@@ -101,7 +101,15 @@ class ChatTemplate:
             "tools": None,
             "documents": None,
         }
+        self._takes_parts = False
+        """Whether the template expects a message's content as a list of parts, not as a text."""
         self._shown_turns = ShownTurns(self._prompt_or_none)
+        if not self._shows_all(Conversation(ASKING)):
+            self._takes_parts = True
+            self._shown_turns = ShownTurns(self._prompt_or_none)
+            if not self._shows_all(Conversation(ASKING)):
+                self._takes_parts = False
+                self._shown_turns = ShownTurns(self._prompt_or_none)
         self.shows_tools = mentions_tools and all(map(self._shows_all, TOOL_CONVERSATIONS))
         """Whether the template itself renders tools. If not, they are described in plain
         messages."""
@@ -139,8 +147,12 @@ class ChatTemplate:
                 )
 
     def _shows_all(self, conversation: Conversation) -> bool:
+        """Returns whether the template shows all of a conversation, or refuses it."""
         shape = shape_of(conversation)
-        return self._shown_turns.are_shown(conversation, shape, steps_for(1, 0))
+        try:
+            return self._shown_turns.are_shown(conversation, shape, steps_for(1, 0))
+        except TemplateOverBudget:
+            return True
 
     def _prompt_or_none(self, conversation: Conversation, steps: int) -> str | None:
         try:
@@ -165,6 +177,9 @@ class ChatTemplate:
             _shorten_ids(messages)
         if conversation.continue_final_message:
             messages[-1][field] += FINAL_MARK
+        if self._takes_parts:
+            for message in messages:
+                message["content"] = [{"type": "text", "text": message["content"]}]
         variables = conversation.template_arguments | {
             "messages": messages,
             "add_generation_prompt": conversation.add_generation_prompt,
