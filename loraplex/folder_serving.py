@@ -12,6 +12,7 @@ from adapters.format.chat_templates import (
     name_unused_templates,
     read_templates,
 )
+from adapters.format.generation_fields import name_generation_fields
 from loraplex.errors import ApiFailure
 
 TOKENIZER_NAME = "tokenizer_config.json"
@@ -30,6 +31,8 @@ def read_folder_serving(
     if template := _chat_template(folder, tell):
         found["chat_template"] = template
     generation = read_json(folder / GENERATION_NAME)
+    for sentence in name_generation_fields(generation):
+        tell(f"{folder}: {sentence}")
     defaults = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
     if defaults.get("top_k") == -1:
         defaults["top_k"] = 0

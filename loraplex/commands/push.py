@@ -177,8 +177,10 @@ def _push_all(
             try:
                 found = {}
                 if not fields.pop("weights_only", False):
-                    found = read_folder_serving(folder, tell) or read_folder_serving(outer, tell)
-                    tokens = read_folder_tokens(folder) or read_folder_tokens(outer)
+                    found, tokens = read_folder_serving(folder, tell), read_folder_tokens(folder)
+                    if outer != folder:
+                        found = found or read_folder_serving(outer, tell)
+                        tokens = tokens or read_folder_tokens(outer)
                     fields |= {"folder_tokens": tokens} if tokens else {}
                 sent = fields | ({"folder_serving": found} if found else {})
                 version = push(server, folder, sent, part)

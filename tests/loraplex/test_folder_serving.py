@@ -71,6 +71,14 @@ def test_templates_that_are_not_used_are_named(tmp_path: Path) -> None:
         read_folder_serving(tmp_path)
 
 
+def test_generation_parameters_that_are_not_used_are_named(tmp_path: Path) -> None:
+    given = {"temperature": 0.5, "num_beams": 4, "do_sample": True, "penalty_alpha": 0.6}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given | {"length_penalty": 1.0}))
+    said: list[str] = []
+    assert read_folder_serving(tmp_path, said.append) == {"defaults": {"temperature": 0.5}}
+    assert said == [f"{tmp_path}: not used of generation_config.json: num_beams, penalty_alpha"]
+
+
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000])
 def test_files_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "generation_config.json").write_bytes(content)

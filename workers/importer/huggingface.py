@@ -18,6 +18,7 @@ from adapters.format.chat_templates import (
     name_unused_templates,
     read_templates,
 )
+from adapters.format.generation_fields import name_generation_fields
 from adapters.manifest import BaseModelShape
 from workers.importer.canonical import CHUNK_BYTES, ImportRefused, complete_config, write_json
 from workers.importer.canonical_layout import canonical_layout, is_canonical
@@ -30,7 +31,7 @@ from workers.importer.quantized.dequantized import DequantizedTensor, dequantize
 from workers.importer.quantized.source_tensors import SourceTensors
 from workers.importer.safetensors_file import StoredTensor, write_safetensors
 from workers.importer.tied_head import HEAD, are_tied, untied_if_stored, with_embedding
-from workers.importer.unused_fields import name_config_fields, name_generation_fields
+from workers.importer.unused_fields import name_config_fields
 from workers.importer.weight_formats import (
     INTO,
     ImportFormats,

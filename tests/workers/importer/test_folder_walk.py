@@ -19,17 +19,13 @@ import transformers.trainer
 import transformers.utils
 import transformers.utils.hub
 
+from adapters.format.generation_fields import GENERATION_FIELDS, name_generation_fields
 from adapters.format.other_files import SILENT, TRAINING_STATE
 from adapters.store.folder import LocalStore
 from tests.doubles import FAMILIES, LAID_OUT_ANEW, make_model
 from workers.importer import ImportRefused, import_model
 from workers.importer.folder_check import USED
-from workers.importer.unused_fields import (
-    GENERATION_FIELDS,
-    SILENT_FIELDS,
-    name_config_fields,
-    name_generation_fields,
-)
+from workers.importer.unused_fields import SILENT_FIELDS, name_config_fields
 from workers.models import FAMILIES as READERS
 from workers.models import read_spec
 from workers.models.spec import ModelSpec, UnsupportedModel
