@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from adapters.pool.image import AdapterImage
-from adapters.pool.load_cost import build_s, fetch_s
 from adapters.pool.tiers import AdapterEntry
 from memory.accounts import Accounts, Ask, Holdings
 from memory.errors import require
@@ -69,9 +68,9 @@ class HostTier:
         )
 
     def _ask(self, entry: AdapterEntry) -> Ask:
-        """Returns the account's request for host memory for the entry's image. For an awaited
-        image, images of any account may be evicted, unless the entry's account has another image
-        that is awaited or loading."""
+        """Returns the account's request for host memory for the entry's image. For an image
+        that a caller or a pin waits to have copied to the device, images of any account may be
+        evicted, unless the account has another such image on the host, or one that is loading."""
         bytes_held = Holdings(self._accounts, ((e.account, e.image_bytes) for e in self._tier))
         own = (e for e in self._tier if e.account == entry.account and e is not entry)
         is_first = entry.needs_copy and not any(e.loading or e.needs_copy for e in own)
@@ -93,7 +92,7 @@ class HostTier:
 
 def _loss_s(entry: AdapterEntry, now: float) -> float:
     """Returns the cost of dropping the image: reload seconds times expected reuse."""
-    cost = fetch_s(entry.image_bytes)
+    cost = entry.cost.fetch_s(entry.image_bytes)
     if entry.far_tier(entry.digest) != "disk":
-        cost += build_s(entry.image_bytes)
+        cost += entry.cost.build_s(entry.image_bytes)
     return cost * entry.reuse.expected(now) * (1.0 if entry.slot is None else SHADOW)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adapters.pool.load_cost import build_s
+from adapters.pool.load_cost import LoadCost
 from adapters.pool.lora import ALIGNMENT, ImageTables
 from memory.eviction.tier import Tier
 from ops.base import TableRows
@@ -208,7 +208,7 @@ class ImageCache:
     def _worth(self, key: tuple[str, str]) -> float:
         """Returns the cost of losing the image: build seconds per byte, times expected reuse."""
         size = self._tier.size(key)
-        return build_s(size) / max(size, 1) * self._expected_reuse(key[1])
+        return LoadCost().build_s(size) / max(size, 1) * self._expected_reuse(key[1])
 
 
 def _write(path: Path, head: bytes, image: AdapterImage) -> None:

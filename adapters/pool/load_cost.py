@@ -1,24 +1,49 @@
 """Estimated seconds to load an adapter from one tier to the next. The cost of an eviction is the
-time of the loads that undo the eviction. Measured on one CPU core."""
+time of the loads that undo the eviction, and a load is charged to its tenant."""
 
 from __future__ import annotations
 
+from adapters.pool.source import Tier
+
 OVERHEAD_S = 1e-3
-COPY_BYTES_PER_S = 2.5e9
-FETCH_BYTES_PER_S = 2e9
-BUILD_BYTES_PER_S = 1.2e8
+"""Seconds of a load that do not depend on the adapter's size."""
+BYTES_PER_S: dict[Tier, float] = {"host": 2.5e9, "disk": 2e9, "store": 1.2e8}
+"""Speeds of loads by the tier that is read, until loads have been measured (one CPU core)."""
+FIRST_BYTES = 1 << 16
+"""Bytes of a load with the speed in `BYTES_PER_S` that counts as measured at the start."""
+MEMORY = 0.9
+"""Factor by which each measurement multiplies the sums of the earlier measurements."""
 
 
-def copy_s(num_bytes: int) -> float:
-    """Returns the seconds to copy an image from host to device."""
-    return OVERHEAD_S + num_bytes / COPY_BYTES_PER_S
+class LoadCost:
+    """Speeds of the loads of one base model's adapters, as they were recently measured. A load of 0
+    bytes takes no time."""
 
+    def __init__(self) -> None:
+        self._sums: dict[Tier, tuple[float, float]] = {
+            tier: (FIRST_BYTES, FIRST_BYTES / speed) for tier, speed in BYTES_PER_S.items()
+        }
+        """Decaying sums of bytes and of seconds by the tier that is read."""
 
-def fetch_s(num_bytes: int) -> float:
-    """Returns the seconds to read a cached image to the host."""
-    return OVERHEAD_S + num_bytes / FETCH_BYTES_PER_S
+    def record(self, tier: Tier, num_bytes: int, seconds: float) -> None:
+        """Records how long a load from the tier took, without its time in the queue."""
+        old_bytes, old_s = self._sums[tier]
+        if seconds > OVERHEAD_S:
+            new_s = MEMORY * old_s + seconds - OVERHEAD_S
+            self._sums[tier] = MEMORY * old_bytes + num_bytes, new_s
 
+    def copy_s(self, num_bytes: int) -> float:
+        """Returns the seconds to copy an image from host to device."""
+        return self._seconds("host", num_bytes)
 
-def build_s(num_bytes: int) -> float:
-    """Returns the seconds to build a cached image from the store: read, check and pack."""
-    return OVERHEAD_S + num_bytes / BUILD_BYTES_PER_S
+    def fetch_s(self, num_bytes: int) -> float:
+        """Returns the seconds to read a cached image to the host."""
+        return self._seconds("disk", num_bytes)
+
+    def build_s(self, num_bytes: int) -> float:
+        """Returns the seconds to build an image from the store: read, check and pack."""
+        return self._seconds("store", num_bytes)
+
+    def _seconds(self, tier: Tier, num_bytes: int) -> float:
+        sum_bytes, sum_s = self._sums[tier]
+        return OVERHEAD_S + num_bytes * sum_s / sum_bytes if num_bytes else 0.0

@@ -15,6 +15,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.device import DeviceTier
 from adapters.pool.host import HostTier
 from adapters.pool.image import AdapterImage
+from adapters.pool.load_cost import LoadCost
 from adapters.pool.source import Signed, Tier
 from adapters.pool.tiers import AdapterEntry
 from memory.errors import require
@@ -132,6 +133,7 @@ class Loads:
         }
         """Maximum bytes of one adapter, by tier."""
         self.failures = Failures(clock)
+        self.cost = LoadCost()
         self.counts = {"host": LoadCount(), "device": LoadCount()}
         """Finished loads since the start, by the tier to which the adapter was loaded."""
         self.num_failed = 0
@@ -203,8 +205,14 @@ class Loads:
     def _submit(
         self, queue: CopyQueue[AdapterImage], entry: AdapterEntry, work: Callable[[], AdapterImage]
     ) -> None:
+        def timed_work() -> AdapterImage:
+            begun_s = self._clock()
+            image = work()
+            entry.load_times.work_s = self._clock() - begun_s
+            return image
+
         finish = partial(self._finish, entry, self._clock())
-        entry.loading = Copy(work, finish, entry.turns)
+        entry.loading = Copy(timed_work, finish, entry.turns)
         queue.submit(entry.loading)
 
     def _finish(
@@ -215,6 +223,8 @@ class Loads:
         if isinstance(image, BaseException):
             self._fail(entry, image)
             return
+        source = entry.load_times.source if entry.slot is None else "host"
+        self.cost.record(source, image.num_bytes, entry.load_times.work_s)
         count = self.counts["host" if entry.slot is None else "device"]
         count.number += 1
         count.seconds += self._clock() - asked_s

@@ -80,7 +80,8 @@ class AdapterPool:
             entry.turns.clear()
             entry.leases += 1
             num_loaded, entry.num_unpaid_bytes = entry.num_unpaid_bytes, 0
-            return AdapterLease(entry.slot, entry.max_rank, entry.checksum, num_loaded, entry)
+            values = entry.slot, entry.max_rank, entry.checksum, num_loaded, entry
+            return AdapterLease(*values, entry.cost.copy_s(num_loaded))
         error = self.loads.failures.recent(entry)
         if error is not None:
             raise AdapterUnavailable(error.code, str(error))
@@ -183,6 +184,7 @@ class AdapterPool:
             entry = self.entries[ref.digest] = AdapterEntry(
                 ref.digest, self.entries, self.loads.far_tier, self._requests.of(ref.digest)
             )
+            entry.cost = self.loads.cost
         entry.name = ref.name or entry.name
         entry.is_ephemeral, entry.signed = ref.is_ephemeral, ref.signed
         if ref.checksum not in ("", entry.proved) and not (entry.is_proved or entry.loading):

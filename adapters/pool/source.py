@@ -69,6 +69,8 @@ class LoadTimes:
 
     source: Tier = "host"
     """Tier that the last fetch read from: disk or store."""
+    work_s: float = 0.0
+    """Seconds of the last load from one tier to the next, without its time in the queue."""
     fetch_begun_s: float = -math.inf
     fetched_s: float = -math.inf
     copy_begun_s: float = -math.inf
@@ -104,6 +106,8 @@ class AdapterLease:
     num_loaded_bytes: int
     """Bytes that were copied to the device for the holder of this lease."""
     _adapter: Leased | None
+    copy_s: float = 0.0
+    """Estimated seconds of this copy, or 0 if there was none."""
 
     def load_since(self, arrival_s: float) -> Load | None:
         """Returns the adapter's load (see `LoadTimes.since`). Returns None after `release`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.image import AdapterImage
-from adapters.pool.load_cost import copy_s, fetch_s
+from adapters.pool.load_cost import LoadCost
 from adapters.pool.source import LoadTimes, Signed, Tier
 from memory.accounts import NO_TENANT, Turn
 from memory.eviction.adapter_memory import Placement
@@ -30,6 +30,7 @@ class AdapterEntry:
     far_tier: Callable[[str], Tier]
     """Function from a digest to the tier, disk or store, of an adapter not on host or device."""
     reuse: Reuse
+    cost: LoadCost = field(default_factory=LoadCost)
     name: str = ""
     """Adapter's name in the last request that contained a name."""
     is_ephemeral: bool = False
@@ -111,9 +112,9 @@ class AdapterEntry:
 
     def device_loss_s(self, now: float) -> float:
         """Returns the cost of an eviction from the device: reload seconds times expected reuse."""
-        cost = copy_s(self.image_bytes)
+        cost = self.cost.copy_s(self.image_bytes)
         if self.image is None:
-            cost += fetch_s(self.image_bytes)
+            cost += self.cost.fetch_s(self.image_bytes)
         return cost * self.reuse.expected(now)
 
     def forget(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterUnavailable
+from adapters.pool.load_cost import LoadCost
 from adapters.pool.loads import LoadCount
 from adapters.pool.source import (
     AdapterLease,
@@ -120,7 +121,8 @@ class StubPool:
         slot = self.slots[ref.digest]
         self.adapters[slot].leases += 1
         num_loaded, self.loaded_bytes = self.loaded_bytes, 0
-        return AdapterLease(slot, 8, "", num_loaded, self.adapters[slot])
+        copy_s = LoadCost().copy_s(num_loaded)
+        return AdapterLease(slot, 8, "", num_loaded, self.adapters[slot], copy_s)
 
     def missing_bytes(self, ref: AdapterRef) -> int | None:
         if ref.digest in self.slots:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from adapters.pool.load_cost import copy_s
 from adapters.pool.source import AdapterRef, AdapterSource
 from memory.accounts import Tenant
 from memory.kv_cache import KVCache
@@ -275,10 +274,10 @@ class Scheduler:
 
     def _charge_load(self, sequence: Sequence) -> Blocked | None:
         """Charges the load of the adapter, if it was loaded for this sequence."""
-        if sequence.lease is None or not sequence.lease.num_loaded_bytes:
+        if sequence.lease is None or not sequence.lease.copy_s:
             return None
         tokens_per_s = PAGE_TOKENS / self.kv.idle.page_cost_s
-        self.policy.charge_load(sequence, copy_s(sequence.lease.num_loaded_bytes) * tokens_per_s)
+        self.policy.charge_load(sequence, sequence.lease.copy_s * tokens_per_s)
         return None if self.policy.room(sequence) else Blocked(BlockReason.BUDGET)
 
     def _find_pages(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:

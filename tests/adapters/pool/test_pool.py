@@ -756,3 +756,44 @@ def test_what_finds_no_room_is_tried_again_when_memory_is_freed(
     assert house.tier(1) == "device"
     table.free()
     house.check()
+
+
+def test_loads_cost_what_they_recently_took(tmp_path: Path) -> None:
+    """A device with copies of 50 GB/s beside a store of 1 MB/s, and later a slower one."""
+    house = House(tmp_path, [4] * 40, num_units=64, num_slots=64)
+    loads = house.pool.loads
+    copy_s, build_s = loads.cost.copy_s(10**9), loads.cost.build_s(10**6)
+    speeds = {"fetch": 1e6, "copy": 5e10}
+
+    fetch = house.loader.fetch
+
+    def slow_fetch(*arguments: Any, **options: Any) -> AdapterImage:
+        image = fetch(*arguments, **options)
+        house.now += image.num_bytes / speeds["fetch"]
+        return image
+
+    house.loader.fetch = slow_fetch
+    place = house.pool.device.place
+
+    def slow_place(entry: Any, image: AdapterImage) -> Any:
+        copy = place(entry, image)
+
+        def slow_copy() -> AdapterImage:
+            house.now += 1e-3 + image.num_bytes / speeds["copy"]
+            assert copy is not None
+            return copy()
+
+        return None if copy is None else slow_copy
+
+    house.pool.device.place = slow_place
+    first = house.load(0)
+    assert first.copy_s == loads.cost.copy_s(first.num_loaded_bytes)
+    for index in range(1, 20):
+        house.load(index)
+    assert 0.02 < loads.cost.copy_s(10**9) < 0.04 and copy_s > 0.3
+    assert loads.cost.build_s(10**6) == pytest.approx(1.0, rel=0.1) and build_s < 0.1
+    speeds["copy"] = 1e9
+    for index in range(20, 40):
+        house.load(index)
+    assert loads.cost.copy_s(10**9) == pytest.approx(1.0, rel=0.3)
+    assert house.lease(house.refs[0]) is not None

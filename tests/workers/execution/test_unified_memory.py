@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.pool.load_cost import copy_s
+from adapters.pool.load_cost import LoadCost
 from memory.eviction.adapter_memory import UNIT_BYTES
 from tests.adapters.pools import House, SteppedExecutor
 from tests.memory.holder import num_placements
@@ -47,7 +47,7 @@ class Outcome:
 
     @property
     def cost_s(self) -> float:
-        loads = self.num_loads * copy_s(UNIT_BYTES)
+        loads = self.num_loads * LoadCost().copy_s(UNIT_BYTES)
         return loads + self.num_prefill_tokens * SECONDS_PER_TOKEN
 
 
