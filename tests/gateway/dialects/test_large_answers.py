@@ -4,22 +4,31 @@ written some tokens at a time while the loop goes on with others."""
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import httpx
 import msgspec
+import numpy as np
 import openai
 import pytest
 
 from gateway.dialects.chat_completions import ChatFormat
+from gateway.dialects.cohere_embeddings import EmbedFormat, EmbedRequest
 from gateway.dialects.completions import CompletionFormat
-from gateway.dialects.dialect import SCORES_AT_ONCE, Answer, split
+from gateway.dialects.dialect import SCORES_AT_ONCE, Answer, BodyFormat, split
+from gateway.dialects.embeddings import EmbeddingFormat
 from gateway.dialects.openai_fields import OpenAIRequest
 from gateway.dialects.openai_format import OpenAIFormat
 from gateway.dispatch.choice import Delta, Scored, ScoredToken
 from gateway.exceptions import InvalidRequest
 from gateway.limits.admission import Usage
-from gateway.limits.bounds import MAX_ECHO_CHARS, MAX_LOGPROBS, check_answer
+from gateway.limits.bounds import (
+    MAX_ECHO_CHARS,
+    MAX_LOGPROBS,
+    MAX_VECTOR_NUMBERS,
+    check_answer,
+)
 from gateway.text.parsers.parser import Text
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import ids, say
@@ -28,6 +37,8 @@ from tests.gateway.service import Service
 NUM_TOP = 20
 SCORED_AT_ONCE = SCORES_AT_ONCE // (NUM_TOP + 1)
 """Tokens, with so many others each."""
+MORE_BYTES = 16 << 20
+"""What the parts of a large answer may take beside it: a quarter of what a request may take."""
 PROMPT = "abcdefghij" * 10
 """Of which a few choices have more tokens than are written at once."""
 
@@ -73,6 +84,37 @@ async def test_a_large_body_is_written_while_the_loop_goes_on(
     whole = [shown._logprobs_of(answer.index, answer.scored) for answer in answers]
     body = msgspec.json.decode(b"".join(task.result()))
     assert [choice["logprobs"] for choice in body["choices"]] == msgspec.to_builtins(whole)
+
+
+def largest_answers(kind: str) -> tuple[BodyFormat, list[Answer]]:
+    """Returns the format and the choices of an answer that has just the allowed size."""
+    if kind == "scores":
+        answers = [Answer(0, scored=scored(MAX_LOGPROBS // (NUM_TOP + 1)))]
+        return format_of(ChatFormat, Counted()), answers
+    size = 1024
+    num_forms = 2 if kind == "forms" else 1
+    rng = np.random.default_rng(0)
+    answers = [
+        Answer(index, vector=rng.normal(size=size).astype("<f4").tobytes())
+        for index in range(MAX_VECTOR_NUMBERS // size // num_forms)
+    ]
+    if kind == "forms":
+        asked = EmbedRequest(model="tiny", texts=["a"], embedding_types=["float", "int8"])
+        return EmbedFormat("x", asked), answers
+    return EmbeddingFormat("x", "tiny", None, is_base64=kind == "base64"), answers
+
+
+@pytest.mark.parametrize("kind", ["floats", "base64", "forms", "scores"])
+async def test_the_largest_answers_take_at_most_twice_their_bytes(kind: str) -> None:
+    """While they are written, beyond what a request may take."""
+    format, answers = largest_answers(kind)
+    tracemalloc.start()
+    try:
+        pieces = await format.body(answers, Usage())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= 2 * sum(map(len, pieces)) + MORE_BYTES
 
 
 def test_a_large_delta_is_split_into_events() -> None:
