@@ -126,9 +126,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         held = _HeadWithBody(cast(asyncio.Transport, transport))
-        # The writer is paused from the first byte that the socket does not take until the last.
-        held.set_write_buffer_limits(high=1, low=0)
         super().connection_made(cast(asyncio.Transport, held))
+        if self.scheme == "http":
+            # The writer is paused from the first byte that the socket does not take until the last.
+            # With TLS, up to 64 KiB wait unnoticed, because the handshake's bytes would count too.
+            held.set_write_buffer_limits(high=1, low=0)
         if self.client is not None and (address := canonical(self.client[0])) is not None:
             # A socket of both families reports IPv4 as `::ffff:192.0.2.1`.
             self.client = address, self.client[1]

@@ -1,15 +1,18 @@
-"""Sockets of both families, and requests for heads alone."""
+"""Sockets of both families, and large bodies with and without TLS."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
+import ssl
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.loraplex.roles.test_management import make_certificate
 from web.server import Server, bind, make_config
 from workers.wire.transport import tls
 
@@ -65,3 +68,50 @@ def test_one_address_is_of_one_family(host: str) -> None:
         other = {"127.0.0.1": "::1", "::1": "127.0.0.1"}[host]
         with pytest.raises(OSError):
             socket.create_connection((other, listener.getsockname()[1]), timeout=5)
+
+
+BODY = bytes(range(256)) * (20 << 12)
+"""20 MiB."""
+
+
+async def send_much(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with one large body."""
+    if scope["type"] == "lifespan":
+        return await show_client(scope, receive, send)
+    headers = [(b"content-length", b"%d" % len(BODY))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": BODY, "more_body": False})
+    return None
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_a_large_body_is_read_whole_or_its_client_is_cut(
+    is_tls: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server_side = client_side = None
+    if is_tls:
+        certificate, key = make_certificate(tmp_path)
+        server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server_side.load_cert_chain(certificate, key)
+        client_side = ssl.create_default_context(cafile=str(certificate))
+    with bind("127.0.0.1", 0) as listener:
+        config = make_config(send_much, tls=server_side, slow_client_s=0.5, drain_s=1)
+        server = Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = listener.getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_side)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(len(BODY)) == BODY
+        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(20):
+            while config.edge.num_open:
+                await asyncio.sleep(0.05)
+        assert [each.__dict__.get("reason") for each in caplog.records] == ["slow_reader"]
+        writer.transport.abort()
+        server.should_exit = True
+        await task
