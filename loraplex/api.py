@@ -114,6 +114,17 @@ class Api:
         headers = {"upload-offset": str(offset)}
         return self._call("PATCH", path, content=data, headers=headers)
 
+    def lines(self, path: str, **query: Any) -> Iterator[str]:
+        """Yields the lines of a streamed answer. Raises ApiFailure, also if the stream breaks."""
+        try:
+            with self._client.stream("GET", path, params=_given(query)) as answer:
+                if answer.is_error:
+                    answer.read()
+                    raise self._failure(answer)
+                yield from answer.iter_lines()
+        except httpx.HTTPError as error:
+            raise NoAnswer(f"no answer from {self._client.base_url}: {reason_of(error)}") from error
+
     def chat(
         self, model: str, messages: list[dict[str, str]], **options: Any
     ) -> Iterator[dict[str, Any]]:

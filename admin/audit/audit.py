@@ -111,6 +111,14 @@ async def list_entries(
     return await fetch_all(connection, AuditView, "audit_list", tenant_id, object, before, limit)
 
 
+async def export_entries(
+    connection: Connection, tenant_id: str | None, after: int, limit: int
+) -> list[AuditView]:
+    """Returns up to `limit` entries after the entry `after`, oldest first. Returns entries of all
+    tenants if `tenant_id` is None."""
+    return await fetch_all(connection, AuditView, "audit_export", tenant_id, after, limit)
+
+
 async def verify(connection: Connection, pepper: bytes, after: int, limit: int) -> VerificationView:
     """Recomputes the hashes of up to `limit` rows after row `after`, without the database's own
     functions. For pruned rows, verifies the checkpoint instead."""

@@ -10,6 +10,11 @@ SELECT {columns of admin.audit.audit.AuditView}, encode(hash, 'hex') AS hash FRO
 WHERE ($1::text IS NULL OR tenant_id = $1) AND ($2::text IS NULL OR object = $2) AND ($3::bigint IS NULL OR seq < $3)
 ORDER BY seq DESC LIMIT $4;
 
+-- name: audit_export
+-- $1: tenant id, or null; $2: seq after which the page begins; $3: limit.
+SELECT {columns of admin.audit.audit.AuditView}, encode(hash, 'hex') AS hash FROM audit_log
+WHERE ($1::text IS NULL OR tenant_id = $1) AND seq > $2 ORDER BY seq LIMIT $3;
+
 -- name: audit_newest
 SELECT coalesce(max(seq), 0) FROM audit_log;
 

@@ -11,7 +11,7 @@ from loraplex.api import Api
 from loraplex.commands.command import Group
 from loraplex.commands.options import api, route
 from loraplex.errors import LoraplexError
-from loraplex.output import progress, show_done, show_list
+from loraplex.output import print_answer, progress, show_done, show_list
 from loraplex.tables import Column, Kind
 
 COLUMNS = (
@@ -54,6 +54,28 @@ def list_entries(tenant: str | None, object: str | None, limit: int) -> None:
         tenant = server.get(route("tenants", tenant))["id"]
     page = server.get("/admin/v1/audit", tenant=tenant, object=object, limit=limit)
     show_list(page["data"], COLUMNS)
+
+
+@audit_group.command("export", example="--after 1200", output="text")
+@click.option(
+    "--tenant", help="Only entries of this tenant, by name or id; a deleted tenant has its id."
+)
+@click.option(
+    "--after",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Number of the entry after which the export begins: the last one that you have.",
+)
+def export(tenant: str | None, after: int) -> None:
+    """Print all entries as lines of JSON, the oldest first.
+
+    An export that breaks goes on with --after and the number `seq` of the last whole line."""
+    server = api()
+    if tenant is not None and not tenant.startswith("ten_"):
+        tenant = server.get(route("tenants", tenant))["id"]
+    for line in server.lines("/admin/v1/audit/export", tenant=tenant, after=after):
+        print_answer(f"{line}\n")
 
 
 @audit_group.command("verify", example="")

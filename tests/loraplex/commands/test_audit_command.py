@@ -33,6 +33,11 @@ async def test_the_log_is_listed_and_verified(plane: Plane, owner: Database):
     listed = json.loads(await run(plane, "audit", "list", "--tenant", "acme", "--json"))
     assert [entry["action"] for entry in listed] == ["tenant.create"]
     assert "globex" in await run(plane, "audit", "list")
+    lines = (await run(plane, "audit", "export")).splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert [entry["seq"] for entry in entries] == [1, 2, 3]
+    assert (await run(plane, "audit", "export", "--after", "2")).splitlines() == lines[2:]
+    assert (await run(plane, "audit", "export", "--tenant", "acme")).count("\n") == 1
     told, anchor = (await run(plane, "audit", "verify")).splitlines()
     assert told == "3 entries are unchanged since they were written"
     assert await run(plane, "audit", "verify", "--anchor", anchor)
