@@ -64,10 +64,10 @@ class PromptEncoder:
         occur in the template, because every text is searched for each of these tokens, and a
         vocabulary may have thousands of special tokens."""
         self._sliced = SlicedEncoder(tokenizer)
-        ids = tokenizer.encode("no")
-        is_added = ids.special_tokens_mask
-        begin, end = is_added.index(0), is_added[::-1].index(0)
-        self.added_tokens = ids.ids[:begin], ids.ids[len(ids.ids) - end :]
+        word = tokenizer.encode("no")
+        added = "".join(map(str, word.special_tokens_mask))
+        begin, end = len(added) - len(added.lstrip("1")), len(added.rstrip("1"))
+        self.added_tokens = word.ids[:begin], word.ids[max(begin, end) :]
         """Special tokens that the tokenizer adds before and after a text."""
         self._ids = _parting_tokens(file, template)
         self._parts = re.compile(f"({'|'.join(map(re.escape, self._ids))})")
