@@ -125,8 +125,9 @@ class _Closing:
         if not any(union.is_declared or union.is_open for union in unions):
             part = self._part(node, {})
             return _sealed(part, everything) if is_declared else part
-        is_too_much = self._num_steps > MAX_STEPS or not whole.visited.isdisjoint(self._path)
-        if is_too_much and (names or len(unions) > 1):
+        is_cycle = not whole.visited.isdisjoint(self._path)
+        is_too_much = self._num_steps > MAX_STEPS and (names or len(unions) > 1)
+        if is_cycle or is_too_much:
             is_open = any(union.is_open for union in unions)
             part = self._part(node, {})
             return part if is_open else _sealed(part, everything)
@@ -142,15 +143,16 @@ class _Closing:
         self._path -= added
         return _without_false(part)
 
-    def _part(self, given: Any, arounds: dict[int, Around]) -> Any:
+    def _part(
+        self, given: Any, arounds: dict[int, Around], inlined: frozenset[int] = frozenset()
+    ) -> Any:
         """Returns a schema that is not closed, because other schemas apply to the same value. The
         values of its properties are closed. `arounds` has the unions whose branches are closed, by
-        the identity of their lists. Removes those that it finds."""
+        the identity of their lists. Removes those that it finds. `inlined`: identities of the
+        targets of references of which this schema is a part."""
         if (node := as_node(given)) is None:
             return given
         part = self._with_values(node)
-        if members := as_items(node.get("allOf")):
-            part["allOf"] = [self._part(member, arounds) for member in members]
         for keyword in UNIONS:
             if branches := as_items(node.get(keyword)):
                 around = arounds.pop(id(branches), None)
@@ -158,12 +160,15 @@ class _Closing:
                     self._part(each, {}) if around is None else self._branch(each, around)
                     for each in branches
                 ]
+        if members := as_items(node.get("allOf")):
+            part["allOf"] = [self._part(member, arounds, inlined) for member in members]
         if (place := find_place(self._root, node.get("$ref"))) is not None:
             target = place[0][place[1]]
-            inner = self._survey(target).unions if arounds else []
+            inner = self._survey(target).unions if arounds and id(target) not in inlined else []
             if any(id(union) in arounds for union in inner):
                 del part["$ref"]
-                part["allOf"] = [self._part(target, arounds), *as_items(part.get("allOf"))]
+                whole = self._part(target, arounds, inlined | {id(target)})
+                part["allOf"] = [whole, *as_items(part.get("allOf"))]
             else:
                 part |= self._reference(node["$ref"], is_closed=False)
         return part
@@ -197,8 +202,9 @@ class _Closing:
         key = id(target), is_closed
         if (name := self._names.get(key)) is None:
             name = self._names[key] = f"{'closed' if is_closed else 'part'}{len(self._names)}"
+            path, self._path = self._path, set()
             made = self._value(target) if is_closed else self._part(target, {})
-            self._definitions[name] = made
+            self._path, self._definitions[name] = path, made
         return {"$ref": f"#/$defs/{name}"}
 
     def _step(self, num_names: int = 0) -> None:
@@ -214,7 +220,18 @@ class _Closing:
     def _survey(self, schema: Any, *, follows_unions: bool = False) -> Survey:
         """Returns what a schema and the schemas that it applies to the same value declare. Includes
         the branches of unions only if `follows_unions` is set."""
-        survey, waiting = Survey(), [schema]
+        survey, named = Survey(), Survey()
+        conditions = self._visit([schema], survey, follows_unions=follows_unions)
+        while conditions:
+            conditions = self._visit(conditions, named, follows_unions=True)
+        survey.names |= named.names
+        survey.is_open |= named.is_open
+        return survey
+
+    def _visit(self, schemas: list[Any], survey: Survey, *, follows_unions: bool) -> list[Any]:
+        """Adds what the schemas declare to `survey`, unless it has visited them before. Returns the
+        schemas of conditions, which name properties but cannot be enforced."""
+        waiting, conditions = [*schemas], list[Any]()
         while waiting:
             node = as_node(waiting.pop())
             if node is None or id(node) in survey.visited:
@@ -225,7 +242,7 @@ class _Closing:
             survey.names |= (properties or {}).keys()
             survey.names |= _texts(node.get("required"))
             spoken = [keyword for keyword in (*OTHERS, *DYNAMIC) if keyword in node]
-            if node is schema and node.get("unevaluatedProperties") is False:
+            if node is schemas[0] and node.get("unevaluatedProperties") is False:
                 spoken.remove("unevaluatedProperties")
                 survey.is_declared = True
             survey.is_declared |= properties is not None
@@ -236,24 +253,16 @@ class _Closing:
                 waiting += [branch for union in unions for branch in union]
             else:
                 survey.unions += unions
-            self._survey_conditions(node, survey)
+            conditions += [node[keyword] for keyword in CONDITIONS if keyword in node]
+            for keyword in CONDITIONS_BY_NAME:
+                for name, value in (as_node(node.get(keyword)) or {}).items():
+                    survey.names |= {name} | _texts(value)
+                    conditions.append(value)
             if "$ref" in node:
                 place = find_place(self._root, node["$ref"])
                 survey.is_open |= place is None
                 waiting += [] if place is None else [place[0][place[1]]]
-        return survey
-
-    def _survey_conditions(self, node: Node, survey: Survey) -> None:
-        """Adds the properties that a schema names in conditions, which cannot be enforced."""
-        schemas = [node[keyword] for keyword in CONDITIONS if keyword in node]
-        for keyword in CONDITIONS_BY_NAME:
-            for name, value in (as_node(node.get(keyword)) or {}).items():
-                survey.names |= {name} | _texts(value)
-                schemas.append(value)
-        if schemas:
-            inner = self._survey({"anyOf": schemas}, follows_unions=True)
-            survey.names |= inner.names
-            survey.is_open |= inner.is_open
+        return conditions
 
 
 def _sealed(part: Node, names: set[str] | frozenset[str]) -> Node:

@@ -255,6 +255,33 @@ def test_work_is_bounded() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"if": {"$ref": "#"}, "properties": {"a": {}}},
+        {"dependentSchemas": {"a": {"if": {"$ref": "#"}}}, "properties": {"a": {}}},
+        {"oneOf": [{"required": ["a"], "$ref": "#"}, {"properties": {"a": {}}}]},
+        {"anyOf": [{"properties": {"x": {"anyOf": [], "$ref": "#"}}}]},
+        {"anyOf": [{"additionalProperties": {"$ref": "#", "if": {}}}]},
+        {**A, "anyOf": [{"$ref": "#"}, B], "allOf": [{"$ref": "#"}]},
+        {
+            "$defs": {
+                "a": {"allOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/c"}]},
+                "b": {"allOf": [{"$ref": "#/$defs/a"}, A]},
+                "c": {"anyOf": [B, C]},
+            },
+            "$ref": "#/$defs/a",
+        },
+        {
+            "$defs": {"d": {"anyOf": [an_object(x={"$ref": "#/$defs/d", "required": ["y"]})]}},
+            "$ref": "#/$defs/d",
+        },
+    ],
+)
+def test_cycles_through_every_keyword_end(schema: dict[str, Any]) -> None:
+    json.dumps(closed_schema(schema))
+
+
 def test_a_schema_of_too_many_compositions_is_refused() -> None:
     """3,000 properties that each join a union of 1,000 objects with another, and an object of
     9,000 properties with a union of 2,000 branches."""

@@ -358,6 +358,7 @@ def test_work_for_unions_is_bounded() -> None:
                         ),
                         *("nullable", "type", "enum", "required", "discriminator", "propertyName"),
                         *("format", "pattern", "exclusiveMinimum", "minProperties", "0"),
+                        *("additionalProperties", "patternProperties", "prefixItems"),
                     ]
                 ),
                 inner,
@@ -365,10 +366,11 @@ def test_work_for_unions_is_bounded() -> None:
             )
         ),
         max_leaves=20,
-    )
+    ),
+    st.booleans(),
 )
-def test_whatever_is_sent_is_a_schema_or_is_refused(schema: Any) -> None:
+def test_whatever_is_sent_is_a_schema_or_is_refused(schema: Any, is_closed: bool) -> None:
     try:
-        json.loads(held_schema(json.dumps(schema), is_strict=False).text)
+        json.loads(held_schema(json.dumps(schema), is_strict=False, is_closed=is_closed).text)
     except ValueError:
         pytest.fail("only a strict schema is refused here")
