@@ -23,7 +23,7 @@ from tests.gateway.service import Service, snapshot
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
 OWN_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
-    "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}>"
+    "{% for tool in tools or [] %}{{ tool.function | tojson }}{% endfor %}>"
 )
 
 BROUGHT = {

@@ -173,7 +173,7 @@ KINDS: dict[str, tuple[Reply, dict[str, int], dict[str, Any], int]] = {
     "too many tokens": (Reply([65]), {"tokens_per_minute": 6}, {"max_tokens": 50}, 429),
     "no such field": (Reply([65]), {}, {"surprise": 1}, 400),
     "no such model": (Reply([65]), {}, {"model": "nobody"}, 404),
-    "an answer too long": (Reply([65]), {}, {"max_tokens": 1 << 20}, 400),
+    "a value out of range": (Reply([65]), {}, {"temperature": 9}, 400),
 }
 """What the worker answers, the tenant's limits, the request's fields, and the status."""
 

@@ -80,7 +80,7 @@ async def test_every_route_that_takes_a_key_is_metered(live: Live) -> None:
     [
         (b'{"model":', 400),
         (b'{"model":"tiny","prompt":[]}', 400),
-        (b'{"model":"tiny","prompt":[1],"max_tokens":9999}', 400),
+        (b'{"model":"tiny","prompt":[1],"temperature":9}', 400),
         (b'{"model":"nobody","prompt":"Hi"}', 404),
     ],
 )

@@ -261,7 +261,7 @@ async def test_what_is_taken_of_other_files_of_a_folder_is_told(
         " temperature 0.5, stop token ids 3 (--weights-only leaves them)"
     ) in " ".join(told.split())
     output, told = await run_for_both(plane, *push, "--weights-only")
-    assert "bot@2" in output and "taken" not in told
+    assert "bot@2" in output and "taken from" not in told
 
 
 async def test_a_refused_adapter_is_explained(plane: Plane, base: str, tmp_path: Path):
