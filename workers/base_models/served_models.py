@@ -119,6 +119,7 @@ class ServedModels:
                 message = "the base model was unloaded"
                 with self._memory:
                     events += _fail_waiting(model, message)
+                    self._verifier.refuse(model.digest, message)
         for digest in orders.preempt:
             events += self.models[digest].engine.suspend()
         for digest in orders.unsatisfiable:

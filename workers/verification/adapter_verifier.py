@@ -84,12 +84,14 @@ class AdapterVerifier:
         )
         self._queue: deque[tuple[int, Probe]] = deque()
         self._active: tuple[int, Probe, Work[ProbeResult]] | None = None
+        self._refused: list[tuple[int, ProbeResult]] = []
+        """Answers that the next call of `advance` returns."""
         self._events: deque[SequenceOutput | Failed] = deque()
         self._num_generates = 0
 
     @property
     def has_work(self) -> bool:
-        return self._active is not None or bool(self._queue)
+        return self._active is not None or bool(self._queue or self._refused)
 
     def start(self, connection: int, probe: Probe) -> ProbeResult | None:
         """Queues the probe and returns None. If the probe is refused, returns the answer
@@ -103,12 +105,13 @@ class AdapterVerifier:
 
     def advance(self) -> list[tuple[int, ProbeResult]]:
         """Advances the probe in progress, or starts a queued probe whose model is on the device.
-        Called between two steps. Returns a list with the connection and the answer of the probe
-        if the probe has finished, and an empty list otherwise."""
+        Called between two steps. Returns the answers, with their connections, of the probe that has
+        finished, if any, and of the probes refused since the last call."""
+        refused, self._refused = self._refused, []
         if self._active is None:
             item = next((i for i in self._queue if self._is_here(i[1].model)), None)
             if item is None:
-                return []
+                return refused
             self._queue.remove(item)
             self._active = *item, self._answer(item[1])
         connection, _, work = self._active
@@ -116,8 +119,14 @@ class AdapterVerifier:
             next(work)
         except StopIteration as end:
             self._active = None
-            return [(connection, end.value)]
-        return []
+            return [*refused, (connection, end.value)]
+        return refused
+
+    def refuse(self, model: str, reason: str) -> None:
+        """Refuses the model's queued probes. The next call of `advance` returns the answers."""
+        refused = [item for item in self._queue if item[1].model == model]
+        self._queue = deque(item for item in self._queue if item[1].model != model)
+        self._refused += [(number, refuse_unavailable(probe, reason)) for number, probe in refused]
 
     def num_probes(self, model: str) -> tuple[int, int]:
         """Returns the number of the model's probes in progress (0 or 1), and the number of its
