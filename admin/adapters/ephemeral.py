@@ -56,10 +56,16 @@ async def check_name(
 
 
 async def add_ephemeral(
-    connection: Connection, new: NewVersion, retention: Retention, *, in_place: bool
+    connection: Connection,
+    new: NewVersion,
+    retention: Retention,
+    *,
+    in_place: bool,
+    default_bytes: int | None = None,
 ) -> int:
     """Adds a ready ephemeral version and returns its number. Retires the adapter's oldest
-    ephemeral versions, so that at most `retention.max_versions` remain.
+    ephemeral versions, so that at most `retention.max_versions` remain. `default_bytes` is the
+    limit of a tenant whose quota has no `adapter_bytes`.
 
     Raises the errors of `check_name`, AlreadyExists if a base model has the name, Conflict if the
     tenant's quota has no room, and Forbidden if the tenant requires signatures, which vLLM's routes
@@ -72,7 +78,7 @@ async def add_ephemeral(
     too_many = numbers[retention.max_versions - 1 :]
     if too_many:
         await retirement.retire_versions(connection, new.tenant_id, new.name, too_many)
-    await versions.check_holdings(connection, new.tenant_id, new.name, new.manifest)
+    await versions.check_holdings(connection, new.tenant_id, new.name, new.manifest, default_bytes)
     number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
     await connection.execute(
         sql["ephemeral_insert"],

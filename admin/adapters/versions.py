@@ -57,12 +57,15 @@ class RejectedUploadView(RejectedUpload, frozen=True):
     object: str = "upload.rejected"
 
 
-async def add_version(connection: Connection, new: NewVersion) -> tuple[int, bool]:
+async def add_version(
+    connection: Connection, new: NewVersion, default_bytes: int | None = None
+) -> tuple[int, bool]:
     """Adds a version, unless the adapter already has one with this content, base model and serving
     data. Returns the number of the version, and whether it is new.
 
     A new version waits for verification even if a version with the same content is verified, so
-    that a tenant's upload never reveals other tenants' uploads. An existing version gets the
+    that a tenant's upload never reveals other tenants' uploads. `default_bytes` is the limit of a
+    tenant whose quota has no `adapter_bytes`. An existing version gets the
     signature and the alias of the upload. Raises AlreadyExists if a base model has the name,
     Conflict if the alias cannot be moved or the tenant's quota has no room, and the errors of
     `check_signature`.
@@ -81,7 +84,7 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[int, boo
             await connection.execute(sql["version_sign"], *place, signed_by, new.signature)
         await _want_alias(connection, new, row["version"], row["state"])
         return row["version"], False
-    await check_holdings(connection, new.tenant_id, new.name, new.manifest)
+    await check_holdings(connection, new.tenant_id, new.name, new.manifest, default_bytes)
     number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
     values = msgspec.structs.astuple(new)
     await connection.execute(sql["version_insert"], number, digest, signed_by, *values)
@@ -160,21 +163,30 @@ async def approve_template(connection: Connection, digest: str, key_id: str | No
 
 
 async def check_holdings(
-    connection: Connection, tenant_id: str, name: str, manifest: AdapterManifest
+    connection: Connection,
+    tenant_id: str,
+    name: str,
+    manifest: AdapterManifest,
+    default_bytes: int | None = None,
 ) -> None:
     """Raises Conflict if the tenant's quota has no room for a version with this adapter name and
-    content. The caller must hold the catalog's lock."""
+    content. `default_bytes` applies if the quota has no `adapter_bytes`. The caller must hold the
+    catalog's lock."""
     row = await connection.fetchrow(sql["quota_find"], tenant_id)
-    if row is None:
+    quota = None if row is None else from_row(Quota, row)
+    max_adapters = None if quota is None else quota.adapters
+    max_bytes = (
+        default_bytes if quota is None or quota.adapter_bytes is None else quota.adapter_bytes
+    )
+    if max_adapters is None and max_bytes is None:
         return
-    quota = from_row(Quota, row)
     await connection.execute(sql["holdings_store"], tenant_id)
     held = await connection.fetchrow(sql["adapters_held"], tenant_id, name, manifest.digest)
     assert held is not None
     asked = {
-        "adapters": (quota.adapters, held["adapters"], 0 if held["has_name"] else 1),
+        "adapters": (max_adapters, held["adapters"], 0 if held["has_name"] else 1),
         "adapter_bytes": (
-            quota.adapter_bytes,
+            max_bytes,
             held["bytes"],
             0 if held["has_content"] else manifest.file_bytes,
         ),

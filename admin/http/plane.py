@@ -75,6 +75,9 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Changes per minute that a tenant's keys may make. A burst may use five minutes' worth."""
     default_quota: TenantLimits | None = None
     """Limits of new tenants. None sets no limits."""
+    default_adapter_bytes: int | None = None
+    """Maximum bytes of the adapters of a tenant whose quota has no `adapter_bytes`. None sets no
+    limit."""
     upload_idle_s: float = 60.0
     """Seconds of waiting for a client over which `min_upload_rate` is averaged. Also the seconds
     after which an upload in pieces is removed unless it is continued."""
@@ -250,7 +253,7 @@ class AdminPlane:
             template = new.serving.template_digest
             if template is not None and approves_template:
                 await versions.approve_template(connection, template, actor.key.id)
-            return await versions.add_version(connection, new)
+            return await versions.add_version(connection, new, self.config.default_adapter_bytes)
 
         return await self._publish(new.manifest.digest, staged, actor, add)
 
@@ -260,8 +263,13 @@ class AdminPlane:
         `add_ephemeral`, and OSError."""
 
         async def add(connection: Connection) -> int:
-            retention = self.config.retention
-            return await ephemeral.add_ephemeral(connection, new, retention, in_place=in_place)
+            return await ephemeral.add_ephemeral(
+                connection,
+                new,
+                self.config.retention,
+                in_place=in_place,
+                default_bytes=self.config.default_adapter_bytes,
+            )
 
         return await self._publish(new.manifest.digest, staged, actor, add, durable=False)
 

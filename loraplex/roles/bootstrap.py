@@ -6,6 +6,7 @@ import hmac
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +30,8 @@ from store.records import TENANT_SCOPES, hash_key, parse_key
 
 PAGE = 1000
 """Number of admin keys read at a time."""
+TENANTS_OF_A_DISK = 4
+"""Number of tenants that together fill a store's disk if none has a limit of its own."""
 
 
 class Keys(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,6 +103,17 @@ def default_quota(settings: Settings) -> TenantLimits | None:
     except (msgspec.ValidationError, Invalid) as error:
         raise BadSettings(f"default_tenant_quota: {error}") from None
     return limits
+
+
+def disk_share(settings: Settings) -> int | None:
+    """Returns the bytes of adapters that a tenant without a limit may store: a part of the disk, so
+    that one tenant does not fill it. Returns None if the store is a bucket."""
+    if "://" in settings.store_location:
+        return None
+    folder = Path(settings.store_location)
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).total // TENANTS_OF_A_DISK
 
 
 async def ensure_keys(

@@ -34,7 +34,7 @@ from gateway.telemetry import LATENCIES, show_unread_answers
 from gateway.tracing import Tracing
 from loraplex.errors import BadSettings
 from loraplex.otlp import otlp_url, without_secrets
-from loraplex.roles.bootstrap import default_quota, load_pepper
+from loraplex.roles.bootstrap import default_quota, disk_share, load_pepper
 from loraplex.roles.forwarding import Forwarding
 from loraplex.roles.listener import address_of, serves_apart
 from loraplex.roles.management import management_app, public_app
@@ -329,6 +329,7 @@ def _admin_config(settings: Settings) -> AdminConfig:
         "max_upload_bytes": settings.max_upload,
         "max_image_bytes": settings.max_adapter_image,
         "default_quota": default_quota(settings),
+        "default_adapter_bytes": disk_share(settings),
         "retention": Retention(settings.ephemeral_versions, settings.ephemeral_ttl_s),
         "adapter_roots": settings.opened_folders,
     }

@@ -4,6 +4,8 @@ tenant of many adapters is deleted in batches, while its keys and names stop at 
 from __future__ import annotations
 
 import random
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ from admin.keys import keys
 from admin.tenants import tenants
 from admin.upkeep import reaper as reaper_module
 from admin.upkeep.reaper import Reaper
+from loraplex.roles.bootstrap import disk_share
+from loraplex.settings import load_settings
 from store.database import Database
-from store.errors import NotFound
+from store.errors import Conflict, NotFound
 from store.queries import load_catalog, sql
 from store.records import TENANT_SCOPES
 from tests.admin.conftest import PEPPER
@@ -147,3 +151,38 @@ async def test_a_tenant_is_deleted_in_batches(
         assert not await connection.fetch("SELECT FROM loose_contents")
         held = await connection.fetch("SELECT DISTINCT digest FROM adapter_versions")
         assert [row["digest"][0] for row in held] == ["a"]
+
+
+@pytest.mark.parametrize("limits", [None, {"adapters": 9}, {"adapter_bytes": 800}])
+async def test_a_tenant_without_a_limit_of_bytes_has_a_share_of_the_disk(
+    database: Database, limits: dict[str, int] | None
+) -> None:
+    async with database.transaction() as connection:
+        tenant_id = await make_tenant(connection)
+        await make_ready(connection, tenant_id, "a")
+        if limits is not None:
+            row = {"cached_weight": 100, "weight": 1, "class": "standard", "subject": tenant_id}
+            row |= {"tenant_id": tenant_id, "updated_at": "2026-01-01T00:00:00Z"}
+            insert = "INSERT INTO quotas SELECT * FROM jsonb_populate_record(NULL::quotas, $1)"
+            await connection.execute(insert, row | limits)
+        check = partial(versions.check_holdings, connection, tenant_id, "bot", manifest("b"))
+        await check()
+        await check(800)
+        await check(None)
+        if limits == {"adapter_bytes": 800}:
+            return await check(799)
+        with pytest.raises(Conflict) as caught:
+            await check(799)
+    assert caught.value.details == {
+        "limit": "adapter_bytes",
+        "allowed": 799,
+        "used": 400,
+        "asked": 400,
+    }
+
+
+def test_the_share_is_of_the_store_s_disk(tmp_path: Path) -> None:
+    total = shutil.disk_usage(tmp_path).total
+    settings = load_settings({"data_dir": tmp_path / "later" / "still"}, {})
+    assert disk_share(settings) == total // 4
+    assert disk_share(load_settings({"store": "s3://bucket/x"}, {})) is None
