@@ -95,7 +95,7 @@ class Forwarding:
 
     async def _forward(self, request: PlaneRequest[Any]) -> Response[bytes]:
         check_bytes(request.num_body_bytes, self._max_bytes)
-        with self._forms.taking(request.user.tenant_id):
+        async with self._forms.taking(request.user.tenant_id):
             try:
                 async with self._client.stream(
                     "POST",
