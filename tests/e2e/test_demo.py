@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tests.wheel import install_wheel
 
 pytestmark = pytest.mark.full
 
-NUM_RUN = 82
+NUM_RUN = 83
 """Number of blocks that are run, which may grow but not fall."""
 RUN = [page for page in PAGES if any(block.reason is None for block in blocks(page))]
 AGENT = ROOT / "examples" / "agent.py"
@@ -151,6 +152,13 @@ def test_the_commands_of_a_page_are_true(demo: Stack, page: Path, tmp_path: Path
         "LORAPLEX_KEY": demo.keys["admin"],
         "KEY": demo.keys["tenants"]["acme"],
     }
+    # Pages show usage and costs, also if theirs is the only page that runs.
+    demo.cli("price", "set", "smollm2-135m-instruct", "--input", "0.20", "--output", "0.60")
+    ask(demo, "acme", "support-bot", "Where is my parcel?")
+    deadline = time.monotonic() + 60
+    while "support-bot" not in demo.cli("usage", "--since", "1d", "--json"):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
     with contextlib.closing(Shell(tmp_path, environment)) as shell:
         assert not (wrong := failures(page, shell, demo.url)), "\n".join(wrong)
 
