@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from litestar.types import HTTPResponseStartEvent, Message, Send
 
 from web.body_budget import HeldBody, held_body
-from web.byte_budget import ByteBudget
+from web.byte_budget import ByteBudget, Excess
 from web.errors import Overloaded
 
 HELD_ANSWER = "held_answer"
@@ -24,14 +24,14 @@ MAX_ANSWER_BYTES = 256 << 20
 TENANT_PART = 4
 """Divisor of this maximum. The quotient is the maximum of one tenant, and holds the largest answer,
 of 2,097,152 numbers."""
-_EXCEEDED = {
+_EXCEEDED: dict[Excess, str] = {
     "tenant": "Too many bytes of this tenant's answers are not read yet.",
     "all": "Too many bytes of answers are not read yet.",
 }
 
 
 class _Full(NamedTuple):
-    """Refusal of an answer because of its owner's other answers."""
+    """Refusal of an answer because of its owner's other answers, of which there is at least one."""
 
     num_body_bytes: int
     """Bytes of the smallest request that was refused."""
@@ -94,17 +94,19 @@ class HeldAnswer:
         than finding out how large the answer may be."""
         owner = self._body.owner
         if owner is not None and self._budget.is_full(owner, self._body.num_read):
-            raise Overloaded(_EXCEEDED["tenant"], code="too_many_unread")
+            raise _refusal_of("tenant")
 
     def reserve(self, num_bytes: int) -> None:
         """Counts the bytes that an answer may have, before it is generated. Raises Overloaded if
         they exceed a limit. The answer is then sent in any case."""
         # An answer that exceeds the tenant's part alone is sent if the tenant has no other.
         num_bytes = min(num_bytes, self._budget.max_tenant_bytes)
-        if (refusal := self._refusal(num_bytes)) is not None:
-            if self._body.owner is not None:
-                self._budget.note_refusal(self._body.owner, self._body.num_read)
-            raise refusal
+        owner = self._body.owner
+        if (excess := self._budget.excess_with(owner, num_bytes)) is not None:
+            # If only the limit of all is exceeded, the owner need not read anything.
+            if excess == "tenant" and owner is not None:
+                self._budget.note_refusal(owner, self._body.num_read)
+            raise _refusal_of(excess)
         self._is_reserved = True
         self._hold(num_bytes)
 
@@ -117,8 +119,9 @@ class HeldAnswer:
         if not self._is_reserved:
             if num_bytes <= PIECE_BYTES:
                 return None
-            if (refusal := self._refusal(num_bytes)) is not None:
-                return refusal
+            excess = self._budget.excess_with(self._body.owner, num_bytes)
+            if excess is not None:
+                return _refusal_of(excess)
         self._hold(num_bytes - self._num_bytes)
         return None
 
@@ -156,15 +159,15 @@ class HeldAnswer:
         finally:
             self._hold(-num_uncounted)
 
-    def _refusal(self, num_bytes: int) -> Overloaded | None:
-        excess = self._budget.excess_with(self._body.owner, num_bytes)
-        return None if excess is None else Overloaded(_EXCEEDED[excess], code="too_many_unread")
-
     def _hold(self, num_bytes: int) -> None:
         # Answers without an owner are small, or are documents of which there is one copy.
         if num_bytes and (owner := self._body.owner) is not None:
             self._num_bytes += num_bytes
             self._budget.add(owner, num_bytes)
+
+
+def _refusal_of(excess: Excess) -> Overloaded:
+    return Overloaded(_EXCEEDED[excess], code="too_many_unread")
 
 
 def held_answer(scope: Mapping[str, Any]) -> HeldAnswer:
