@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
@@ -96,13 +96,14 @@ class _Chosen(NamedTuple):
 
     def name_others(self, paths: list[PurePosixPath]) -> list[str]:
         """Returns sentences that name the other files and folders in the adapter's folder."""
-        others = {
-            path.relative_to(self.folder).parts[0]
-            for path in paths
-            if path not in self.paths and path.is_relative_to(self.folder)
-        }
-        inside = {path.relative_to(self.folder).parts[0] for path in self.paths}
+        others = self._first_parts(path for path in paths if path not in self.paths)
+        inside = self._first_parts(self.paths)
         return name_unused(others, inside.__contains__)
+
+    def _first_parts(self, paths: Iterable[PurePosixPath]) -> set[str]:
+        """Returns the names in the adapter's folder that the paths below it begin with."""
+        below = [path for path in paths if self.folder in path.parents]
+        return {path.relative_to(self.folder).parts[0] for path in below}
 
 
 def _choose(paths: list[PurePosixPath]) -> _Chosen:
@@ -112,7 +113,9 @@ def _choose(paths: list[PurePosixPath]) -> _Chosen:
     for path in known:
         if known.count(path) > 1:
             raise Invalid(f"{path.name} is in the archive twice", "duplicate_part", path.name)
-    folders = sorted({path.parent for path in known}, key=lambda folder: len(folder.parts))
+    folders = sorted(
+        {path.parent for path in known}, key=lambda folder: (len(folder.parts), folder)
+    )
     if not folders:
         return _Chosen(set(), PurePosixPath())
     outer = folders[0]

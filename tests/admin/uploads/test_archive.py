@@ -216,6 +216,21 @@ def test_several_adapters_are_listed(tmp_path: Path, pack: Pack) -> None:
     assert refused.value.code == "duplicate_part"
 
 
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_the_files_of_one_adapter_may_be_in_two_folders(tmp_path: Path, pack: Pack) -> None:
+    members = {f"a/{CONFIG_NAME}": b"{}", f"b/{WEIGHTS_NAME}": b"w", "a/x.json": b"", "y": b""}
+    config, named = unpack_named(tmp_path, pack(**members))
+    assert config == b"{}"
+    assert named == ["not used: x.json"]
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_a_file_may_have_the_name_of_the_adapters_folder(tmp_path: Path, pack: Pack) -> None:
+    config, named = unpack_named(tmp_path, pack(bot=b"", **inside("bot")))
+    assert config.startswith(b"bot")
+    assert named == []
+
+
 async def test_a_stale_pickle_is_named_by_the_version(tmp_path: Path) -> None:
     write_adapter(tmp_path / "bot")
     files = {name: (tmp_path / "bot" / name).read_bytes() for name in ADAPTER}
