@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from memory.accounts import NO_TENANT, Ask, Tenant
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
+from memory.prefix_cache import Image
 
 
 class BlockTable:
@@ -28,6 +29,7 @@ class BlockTable:
         self._num_matched = self._num_used = 0
         """`_num_matched`: number of pages that `match_prefix` added. `_num_used`: number of pages
         that `free` records as reused. It is 0 until `grow` succeeds, and then `_num_matched`."""
+        self._image: Image | None = None
         self._duplicates: dict[int, int] = {}
         """Cached pages with the same content as private pages, by the private page's index. The
         table has a reference to each, so that none is evicted before cached pages that follow."""
@@ -42,6 +44,12 @@ class BlockTable:
     def may_displace(self, other: BlockTable) -> bool:
         """Whether idle pages of the table `other` could be evicted for this table."""
         return self._ask(1).may_take(other.tenant.name)
+
+    def use_image(self, image: Image) -> None:
+        """Sets the adapter image of the sequence, before the table gets pages. Evicts cached pages
+        that another image of the adapter computed."""
+        self._image = image
+        self._kv.prefix_cache.use_image(image)
 
     @property
     def held_pages(self) -> list[int]:
@@ -100,7 +108,7 @@ class BlockTable:
         assert end <= len(self.pages), f"{end} keys for {len(self.pages)} pages"
         own = self.pages[start:end]
         parent = keys[start - 1] if start else None
-        cached = self._kv.prefix_cache.insert(keys[start:], own, parent)
+        cached = self._kv.prefix_cache.insert(keys[start:], own, parent, start, self._image)
         for index, (page, duplicate) in enumerate(zip(own, cached, strict=True), start):
             if duplicate != page:
                 self._duplicates[index] = duplicate
@@ -112,6 +120,7 @@ class BlockTable:
         self._count(-bool(self.pages))
         self.pages, self._duplicates = [], {}
         self._num_matched = self._num_used = self.num_committed = 0
+        self._image = None
 
     def _count(self, change: int) -> None:
         """Adds `change` to the number of the tenant's tables that have pages."""

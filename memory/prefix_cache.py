@@ -15,6 +15,15 @@ MAX_CHANGES = 1 << 16
 """Maximum number of changes that a journal keeps."""
 
 
+class Image(NamedTuple):
+    """Packed image of an adapter, with which a sequence's pages from `first_page` on are computed.
+    The adapter's digest is part of their keys, but the image's checksum is not."""
+
+    adapter: str
+    checksum: str
+    first_page: int
+
+
 class PrefixCache:
     """Full KV pages of one model, by key. A page's key is a hash of the page's tokens and of all
     pages before it, so that it identifies the page's node in the tree.
@@ -29,6 +38,8 @@ class PrefixCache:
         self._clock = clock
         self._by_key: dict[bytes, CachedPage] = {}
         self._by_id: dict[int, CachedPage] = {}
+        self._of_adapter: dict[str, tuple[str, set[CachedPage]]] = {}
+        """Pages of each adapter that has any, and the checksum of the image that computed them."""
         self.idle = IdlePages(pool, clock, self._forget)
         self.journal = Journal()
 
@@ -52,10 +63,16 @@ class PrefixCache:
         return pages
 
     def insert(
-        self, keys: Sequence[bytes], pages: Sequence[int], parent: bytes | None = None
+        self,
+        keys: Sequence[bytes],
+        pages: Sequence[int],
+        parent: bytes | None = None,
+        start: int = 0,
+        image: Image | None = None,
     ) -> list[int]:
         """Offers full pages to the cache, in order. parent: key of the page before the first one,
-        None at the start of a sequence. The caller must hold the cached page of `parent`.
+        None at the start of a sequence. The caller must hold the cached page of `parent`. start:
+        number of the first page in its sequence. image: adapter image of the sequence, if any.
 
         If a key is new, the cache stores the offered page and adds its own reference. If the cache
         already has another page with the key, it keeps that page, and the offered page stays
@@ -64,10 +81,11 @@ class PrefixCache:
         """
         before = None if parent is None else self._by_key[parent]
         cached: list[int] = []
-        for key, offered in zip(keys, pages, strict=True):
+        for number, (key, offered) in enumerate(zip(keys, pages, strict=True), start):
             page = self._by_key.get(key)
             if page is None:
-                page = self._add(key, offered, before)
+                is_adapted = image is not None and number >= image.first_page
+                page = self._add(key, offered, before, image if is_adapted else None)
             elif page.id != offered:
                 self._retain(page)
             cached.append(page.id)
@@ -84,15 +102,30 @@ class PrefixCache:
             if self._pool.release(page) == 1 and page in self._by_id:
                 self.idle.add(self._by_id[page], now)
 
+    def use_image(self, image: Image) -> None:
+        """Evicts the adapter's pages if another image computed them, for example a damaged one that
+        has been replaced. Called before a sequence matches pages of the adapter, when no sequence
+        uses the other image any longer."""
+        checksum, pages = self._of_adapter.get(image.adapter, (image.checksum, ()))
+        if checksum != image.checksum:
+            self.idle.evict_each(pages)
+
     def _retain(self, page: CachedPage) -> None:
         self._pool.retain(page.id)
         if page.idle_order:
             self.idle.remove(page, self._clock())
 
-    def _add(self, key: bytes, page_id: int, parent: CachedPage | None) -> CachedPage:
+    def _add(
+        self, key: bytes, page_id: int, parent: CachedPage | None, image: Image | None
+    ) -> CachedPage:
         now = self._clock()
         account = self._pool.account_of(page_id)
-        page = CachedPage(key, page_id, account, parent, Reuse(1.0, now))
+        adapter = None if image is None else image.adapter
+        page = CachedPage(key, page_id, account, adapter, parent, Reuse(1.0, now))
+        if image is not None:
+            checksum, pages = self._of_adapter.setdefault(image.adapter, (image.checksum, set()))
+            require(checksum == image.checksum, f"two images of {image.adapter} compute pages")
+            pages.add(page)
         self.idle.reuse.add(page, now)
         self._pool.retain(page_id)
         self._by_key[key] = self._by_id[page_id] = page
@@ -105,6 +138,11 @@ class PrefixCache:
         """Removes an evicted page and releases the cache's reference to it."""
         del self._by_key[page.key], self._by_id[page.id]
         self.journal.record(page.key, is_added=False)
+        if page.adapter is not None:
+            _, pages = self._of_adapter[page.adapter]
+            pages.remove(page)
+            if not pages:
+                del self._of_adapter[page.adapter]
         if page.parent is not None:
             page.parent.children.remove(page)
         self._pool.release(page.id)
@@ -122,6 +160,9 @@ class PrefixCache:
                 require(page in parent.children, f"page {page.id} is unknown to its parent")
                 is_under_idle = parent.idle_order and not page.idle_order
                 require(not is_under_idle, f"used page {page.id} after idle {parent.id}")
+        adapted = {(p.adapter, p) for p in self._by_id.values() if p.adapter is not None}
+        filed = {(name, page) for name, (_, each) in self._of_adapter.items() for page in each}
+        require(filed == adapted, f"{len(adapted)} pages of adapters, {len(filed)} filed")
         num_children = sum(len(page.children) for page in self._by_id.values())
         num_inner = sum(page.parent is not None for page in self._by_id.values())
         require(num_children == num_inner, f"{num_children} children, {num_inner} with a parent")

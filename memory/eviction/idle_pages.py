@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -32,6 +32,8 @@ class CachedPage:
     key: bytes
     id: int
     account: str
+    adapter: str | None
+    """Digest of the adapter that computed the page, None if the base model alone did."""
     parent: CachedPage | None
     reuse: Reuse
     """Recent matches of the page. Until the first match, the insertion counts as one use."""
@@ -261,14 +263,19 @@ class IdlePages:
         """Returns the exact cost of draining the extent. It includes the cost of the descendants in
         other extents, which `drain` evicts, too."""
         now = self._clock()
-        pages = self._with_descendants(extent)
+        in_extent = self._in_extent.get(extent, _IdleInExtent())
+        pages = self._with_descendants(in_extent.pages.values())
         reuse = sum(self.reuse.expected(page, now) for page in pages)
         return Idle({page.account for page in pages}, reuse * self.page_cost_s)
 
     def drain(self, extent: int) -> None:
         """Evicts the extent's idle pages and all their descendants."""
+        self.evict_each(self._in_extent.get(extent, _IdleInExtent()).pages.values())
+
+    def evict_each(self, pages: Iterable[CachedPage]) -> None:
+        """Evicts the pages, all of which must be idle, and all their descendants."""
         now = self._clock()
-        for page in self._with_descendants(extent):
+        for page in self._with_descendants(pages):
             self._evict(page, now)
 
     def _turn(self, account: str, ask: Ask, now: float) -> _Turn | None:
@@ -282,10 +289,10 @@ class IdlePages:
         reuse, page = min(leaves, key=lambda leaf: leaf[0])
         return ask.priority(account), account != ask.name, reuse, account, page.idle_order, page
 
-    def _with_descendants(self, extent: int) -> list[CachedPage]:
-        """Returns the idle pages of the extent and their descendants, descendants first."""
+    def _with_descendants(self, pages: Iterable[CachedPage]) -> list[CachedPage]:
+        """Returns the pages and their descendants, descendants first."""
         found: dict[CachedPage, None] = {}
-        for page in self._in_extent.get(extent, _IdleInExtent()).pages.values():
+        for page in pages:
             below = [page]
             for each in below:  # `below` grows during the loop.
                 below.extend(child for child in each.children if child not in found)
@@ -293,6 +300,7 @@ class IdlePages:
         return list(found)
 
     def _evict(self, page: CachedPage, now: float) -> None:
+        require(page.idle_order > 0, f"page {page.id} is evicted while it is in use")
         require(not page.children, f"page {page.id} is evicted before the pages after it")
         self.remove(page, now)
         self.reuse.remember(page)

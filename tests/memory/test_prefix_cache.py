@@ -12,6 +12,7 @@ from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.eviction.loss import Loss
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
+from memory.prefix_cache import Image
 from tests.memory.holder import evict, page_keys
 
 HASHER = PageHasher(model="m", domain="acme")
@@ -66,6 +67,58 @@ def test_running_sequences_share_pages_at_once() -> None:
     assert kv.idle.num_pages == 0
     second.free()
     assert kv.idle.num_pages == 2
+
+
+def compute_with(kv: KVCache, image: Image, *words: int) -> BlockTable:
+    """A sequence whose first pages are of the base model, and that has all its pages shared."""
+    hasher = PageHasher(
+        model="m",
+        domain="acme",
+        adapter=image.adapter,
+        activation=image.first_page * PAGE_TOKENS,
+    )
+    keys = page_keys(hasher, [word for word in words for _ in range(PAGE_TOKENS)])
+    table = BlockTable(kv)
+    table.use_image(image)
+    table.match_prefix(keys, len(keys) * PAGE_TOKENS)
+    assert table.grow(len(keys) * PAGE_TOKENS)
+    table.commit(keys[:1])
+    table.commit(keys)
+    return table
+
+
+@pytest.mark.parametrize("first_page", [0, 1, 2])
+def test_pages_of_a_replaced_image_leave_and_no_others(first_page: int) -> None:
+    kv = make_kv()
+    wrong, right = Image("a", "wrong", first_page), Image("a", "right", first_page)
+    other = compute_with(kv, Image("b", "wrong", 0), 1, 2, 3)
+    other.free()
+    compute_with(kv, wrong, 1, 2, 3).free()
+    used = compute(kv, keys_of(1, 2))
+    num_before = len(list(kv.prefix_cache.keys))
+    table = BlockTable(kv)
+    table.use_image(wrong)
+    kv.prefix_cache.journal.take()
+    assert len(list(kv.prefix_cache.keys)) == num_before
+    table.use_image(right)
+    changes = kv.prefix_cache.journal.take()
+    assert changes is not None and len(changes.removed) == 3 - first_page
+    assert len(list(kv.prefix_cache.keys)) == num_before - (3 - first_page)
+    kv.check_integrity(held=used.held_pages)
+    used.free()
+    assert num_matched(kv, keys_of(1, 2)) == 2
+    compute_with(kv, right, 1, 2, 3).free()
+    assert len(list(kv.prefix_cache.keys)) == num_before
+    assert evict(kv, 16) == num_before
+    compute_with(kv, wrong, 1, 2, 3).free()
+    kv.check_integrity(held=())
+
+
+def test_pages_in_use_are_of_the_image_in_use() -> None:
+    kv = make_kv()
+    compute_with(kv, Image("a", "one", 0), 1, 2)
+    with pytest.raises(IntegrityError, match="in use"):
+        kv.prefix_cache.use_image(Image("a", "other", 0))
 
 
 def test_a_page_computed_twice_stays_private_and_what_follows_it_is_cached() -> None:

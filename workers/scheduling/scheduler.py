@@ -12,6 +12,7 @@ from adapters.pool.source import AdapterRef, AdapterSource
 from memory.accounts import Tenant
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
+from memory.prefix_cache import Image
 from workers.scheduling.adapter_admission import LATER, AdapterAdmission
 from workers.scheduling.intake import Intake
 from workers.scheduling.policy import SchedulingPolicy
@@ -284,6 +285,9 @@ class Scheduler:
         """Acquires cached pages of the sequence's prefix. Makes room for all its tokens and for the
         rest of all started prompts, so that no prompt stops half way."""
         table = sequence.block_table
+        if sequence.adapter is not None and sequence.lease is not None:
+            first_page = sequence.request.activation // PAGE_TOKENS
+            table.use_image(Image(sequence.adapter.digest, sequence.lease.checksum, first_page))
         if sequence.may_skip_cached:
             sequence.num_computed = num_found = sequence.num_found()
             sequence.awaited_key = sequence.page_key(num_found // PAGE_TOKENS)

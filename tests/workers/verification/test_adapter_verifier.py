@@ -25,7 +25,7 @@ from adapters.pool.lora import ImageLayout, ImageTables, pack
 from adapters.store.folder import LocalStore
 from tests.adapters.files import listed
 from tests.doubles import write_adapter
-from tests.oracle import Oracle
+from tests.oracle import Oracle, Verdict
 from tests.workers.driver import Driver, store_adapter
 from tests.workers.process.test_worker import ADAPTERS, Setup, import_broken_model
 from workers.process.config import WorkerConfig
@@ -162,6 +162,49 @@ def test_a_wrong_image_is_replaced(
         assert not refused.is_final, "the files are not at fault"
         proved = driver.probe(1, llama.digest, ref)
         assert (proved.error, proved.checksum) == ("", right.checksum)
+
+
+@pytest.mark.parametrize("is_running", [False, True], ids=["idle", "running"])
+def test_pages_of_a_wrong_image_are_not_reused_with_the_right_one(
+    llama: Setup, store: LocalStore, shape: BaseModelShape, tmp_path: Path, is_running: bool
+) -> None:
+    """Neither those computed before the image was found wrong, nor those that a sequence that was
+    running then computed after it."""
+    ref = add(store, shape, tmp_path / "adapter", seed=22 + is_running)
+    prompt, num_tokens = list(range(40, 90)), 300 if is_running else 40
+    with Driver(llama.config(cache_dir=tmp_path / "cache")) as driver:
+        instance = driver.worker.instances[llama.digest]
+        layout = instance.effect_proof.layout
+        files = AdapterFiles.in_folder(store.adapter_folder(ref.digest))
+        checksum = AdapterImage.of(ref.digest, *pack(files, shape, layout)).checksum
+        tables, payload = pack(files, shape, layout)
+        tables.rank[:] = 0
+        wrong = AdapterImage.of(ref.digest, tables, payload)
+        ImageCache(tmp_path / "cache", 1 << 30).save(layout.version, wrong)
+        driver.submit(llama.generate(0, prompt, num_tokens, ref))
+        if is_running:
+            driver.await_begun(0)
+            with instance.engine.scheduler.kv.lock:
+                assert instance.pool.entries[ref.digest].leases == 1
+                instance.pool.prefetch(AdapterRef(ref.digest, checksum=checksum))
+            driver.wait()
+        else:
+            driver.wait()
+            assert driver.probe(0, llama.digest, ref).error == "adapter.image.mismatch"
+        computed = prompt + driver.answers[0]
+        for number, asked in enumerate((ref, AdapterRef(ref.digest, checksum=checksum)), 1):
+            driver.submit(llama.generate(number, prompt, 40, asked))
+            driver.submit(llama.generate(number + 2, computed, 8, asked))
+        driver.wait()
+        assert driver.probe(1, llama.digest, ref).checksum == checksum
+        instance.engine.scheduler.kv.check_integrity(held=())
+    oracle, verdict = Oracle(llama.model, {"adapter": tmp_path / "adapter"}), Verdict()
+    for number, answer in driver.answers.items():
+        if number > 0:
+            asked = prompt if number <= 2 else computed
+            oracle.judge(verdict, asked, answer, "adapter", f"answer {number}")
+    verdict.assert_equal()
+    assert driver.answers[0][:40] != driver.answers[1]
 
 
 @pytest.mark.parametrize("factor", [0.0, 8**0.5, float("nan")], ids=["zero", "scale", "nan"])
