@@ -106,10 +106,10 @@ class _HeadWithBody:
             self._transport.write(head)
 
 
-def _head_without_offer(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Returns the head of an HTTP/1.1 request without its offer to use another protocol. `headers`
-    have names in lower case."""
-    lines = [b"%s %s HTTP/1.1" % (method, url)]
+def _head_without_offer(request_line: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Returns the head of a request without its offer to use another protocol. `headers` have names
+    in lower case."""
+    lines = [request_line]
     for name, value in headers:
         if name == b"connection":
             options = [each.strip() for each in value.split(b",")]
@@ -229,9 +229,11 @@ class HttpProtocol(HttpToolsProtocol):
             if self._offers_upgrade:
                 # The parser takes everything after such a head for another protocol. A new parser
                 # gets the head without the offer, and the rest.
+                version = self.parser.get_http_version().encode()
+                line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)
+                head = _head_without_offer(line, self.headers)
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-                head = _head_without_offer(self.scope["method"].encode(), self.url, self.headers)
                 self._offers_upgrade = False
                 self._parse(head + data[offer.args[0] :])
 
@@ -258,11 +260,9 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        method = self.parser.get_method()
-        if self.parser.should_upgrade() and method != b"CONNECT":
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             # Clients offer HTTP/2 or a WebSocket with an ordinary request, and get an answer to it.
             self._offers_upgrade = True
-            self.scope["method"] = method.decode()
             return
         self._is_in_head = False
         self._head_bytes = self._framing_bytes = 0

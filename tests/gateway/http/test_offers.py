@@ -114,6 +114,18 @@ async def test_requests_behind_an_offer_are_answered_in_turn() -> None:
         writer.close()
 
 
+async def test_an_old_clients_connection_is_closed_after_the_answer() -> None:
+    offer = f"POST /1 HTTP/1.0\r\nhost: a\r\n{OFFERS['tls']}".encode() + sized(BODY)
+    async with serving(echo) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(offer)
+        _, about = await read_answer(reader)
+        assert about["body"] == BODY.decode()
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 async def test_curl_offers_http2() -> None:
     async with serving(echo) as url:
