@@ -11,8 +11,8 @@ ORDER BY day;
 SELECT usage_load($1);
 
 -- name: usage_check
--- $1: a day (UTC) whose usage rows are kept. Returns the number of hourly sums of the day that differ from its rows.
--- Credits lowered a sum's cost after it was recorded.
+-- $1: a day (UTC). Returns the number of hourly sums of the day that differ from its rows, or 0 if its rows are no
+-- longer kept. Credits lowered a sum's cost after it was recorded.
 WITH loaded AS (
     SELECT date_trunc('hour', admitted_at, 'UTC') AS hour, tenant_id, model, coalesce(adapter, '') AS adapter,
            coalesce(adapter_version, 0) AS adapter_version, key_id, count(*) AS requests,
@@ -26,8 +26,9 @@ WITH loaded AS (
     WHERE hour >= $1::date::timestamp AT TIME ZONE 'UTC' AND hour < ($1::date + 1)::timestamp AT TIME ZONE 'UTC'
 )
 SELECT count(*) FROM loaded l FULL JOIN summed s USING (hour, tenant_id, model, adapter, adapter_version, key_id)
-WHERE (l.requests, l.prompt_tokens, l.cached_tokens, l.completion_tokens, l.metered_tokens, l.cost)
-    IS DISTINCT FROM (s.requests, s.prompt_tokens, s.cached_tokens, s.completion_tokens, s.metered_tokens, s.cost);
+WHERE $1 >= (SELECT first_day FROM usage_kept)
+    AND (l.requests, l.prompt_tokens, l.cached_tokens, l.completion_tokens, l.metered_tokens, l.cost)
+        IS DISTINCT FROM (s.requests, s.prompt_tokens, s.cached_tokens, s.completion_tokens, s.metered_tokens, s.cost);
 
 -- name: usage_days
 -- Returns the days whose usage rows are all kept, the newest first.

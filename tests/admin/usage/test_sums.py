@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -99,6 +100,20 @@ async def test_sums_that_were_changed_are_noticed(
         assert await check.check_usage(database) == num_differing
     assert "hourly sums differ" in caplog.text
     assert [each.value for each in check._observe(check.CallbackOptions())] == [num_differing]
+
+
+async def test_days_that_are_dropped_during_a_check_do_not_count(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await load(database, [row(n, NOW - timedelta(days=4 * n)) for n in range(3)])
+
+    async def drop(_: float) -> None:
+        async with database.transaction() as connection:
+            await connection.execute(sql["usage_upkeep"], 2)
+
+    monkeypatch.setattr(check, "asyncio", SimpleNamespace(sleep=drop))
+    assert await check.check_usage(database) == 0
+    assert await fetch(database, "SELECT count(*)::int FROM usage_hourly") == [(3,)]
 
 
 @pytest.fixture
