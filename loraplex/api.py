@@ -121,7 +121,7 @@ class Api:
                 if answer.is_error:
                     answer.read()
                     raise self._failure(answer)
-                yield from answer.iter_lines()
+                yield from _lines(answer)
         except httpx.HTTPError as error:
             raise NoAnswer(f"no answer from {self._client.base_url}: {reason_of(error)}") from error
 
@@ -135,7 +135,7 @@ class Api:
                 if answer.is_error:
                     answer.read()
                     raise self._failure(answer)
-                yield from _events(answer.iter_lines())
+                yield from _events(_lines(answer))
         except httpx.HTTPError as error:
             raise NoAnswer(f"no answer from {self._client.base_url}: {reason_of(error)}") from error
 
@@ -187,6 +187,17 @@ class Api:
             return {"message": f"{self.url} has no admin plane: set LORAPLEX_URL to where it is"}
         advice = ADVICE.get(str(code))
         return {"message": f"{message.rstrip('.')}; {advice}"} if advice else {}
+
+
+def _lines(answer: httpx.Response) -> Iterator[str]:
+    """Yields the lines of an answer. httpx also splits at other characters, such as U+2028, which
+    JSON may contain."""
+    rest = ""
+    for piece in answer.iter_text():
+        *whole, rest = (rest + piece).split("\n")
+        yield from whole
+    if rest:
+        yield rest
 
 
 def _report_behind(answer: httpx.Response) -> None:

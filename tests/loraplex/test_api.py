@@ -8,6 +8,23 @@ import pytest
 from loraplex.api import Api
 
 
+def answered(api: Api, text: str) -> None:
+    """Makes a client get this text, whatever it asks for."""
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=text))
+    api._client = httpx.Client(base_url="http://admin", transport=transport)
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85"])
+def test_only_a_newline_ends_a_line(separator: str) -> None:
+    """JSON may contain the other characters at which Python splits lines."""
+    text = f"a{separator}b"
+    with Api("http://admin", "lpx_key") as api:
+        answered(api, f"{text}\n\n{text}")
+        assert list(api.lines("/admin/v1/audit/export")) == [text, "", text]
+        answered(api, f'data: {{"a": "{text}"}}\n\ndata: [DONE]\n\n')
+        assert list(api.chat("bot", [])) == [{"a": text}]
+
+
 @pytest.mark.parametrize(
     ("header", "said"),
     [
