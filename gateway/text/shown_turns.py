@@ -119,7 +119,8 @@ class ShownTurns:
         if known is None:
             marked, marks = shape.marked(conversation)
             text = self._render(marked, steps)
-            known = text is None or all(mark in text.lower() for mark in marks)
+            shown = None if text is None else text.lower()
+            known = shown is None or all(mark in shown for mark in marks)
             self._known[shape] = known
             if len(self._known) > MAX_SHAPES:
                 self._known.popitem(last=False)

@@ -154,7 +154,8 @@ class SlicedEncoder:
         return None
 
     def _slice(self, text: str, start: int, end: int) -> _Slice:
-        encoding = self._tokenizer.encode(text[start:end], add_special_tokens=False)
+        # Unlike `encode`, this lets other threads run, such as the event loop's.
+        (encoding,) = self._tokenizer.encode_batch([text[start:end]], add_special_tokens=False)
         words = None if self._is_bpe else encoding.word_ids
 
         def may_join(index: int, position: int) -> bool:
