@@ -1,6 +1,7 @@
 """Proves that adapters have the effect that their files describe, while the engine serves requests.
 
-Probes run one at a time. A separate thread computes, from an adapter's files, the checksum and
+Probes of one base model run one at a time, so that a probe without room for its adapter delays no
+other models. One thread for all models computes, from an adapter's files, the checksum and
 log-probabilities that the worker must produce. The engine thread compares this checksum with the
 checksum of the loaded image. It then runs the probe prompt as an ordinary sequence, with the
 adapter and without, and compares the log-probabilities.
@@ -52,6 +53,7 @@ MAX_QUEUED = 64
 MAX_TOGETHER = 16
 """Maximum number of adapters that are scored in one pass through the model."""
 LEASE_TIMEOUT_S = 30.0
+"""Seconds that a probe waits for room for its adapter. Only probes of its model wait with it."""
 NUM_TOP = 8
 NICENESS = 10
 
@@ -68,8 +70,8 @@ class ModelInstance:
 
 
 class AdapterVerifier:
-    """Verifier that proves the effect of adapters, one probe at a time. All methods are called on
-    the engine thread.
+    """Verifier that proves the effect of adapters, one probe of each base model at a time. All
+    methods are called on the engine thread.
 
     instances: registered base models by digest.
     """
@@ -83,15 +85,17 @@ class AdapterVerifier:
             1, thread_name_prefix="verifier", initializer=_leave_the_cores
         )
         self._queue: deque[tuple[int, Probe]] = deque()
-        self._active: tuple[int, Probe, Work[ProbeResult]] | None = None
+        self._active: dict[str, tuple[int, Probe, Work[ProbeResult]]] = {}
+        """Probe in progress of each base model, with its connection."""
         self._refused: list[tuple[int, ProbeResult]] = []
         """Answers that the next call of `advance` returns."""
-        self._events: deque[SequenceOutput | Failed] = deque()
+        self._outputs: dict[int, SequenceOutput | Failed | None] = {}
+        """Output of each submitted sequence, by sequence id. None until it is received."""
         self._num_generates = 0
 
     @property
     def has_work(self) -> bool:
-        return self._active is not None or bool(self._queue or self._refused)
+        return bool(self._active or self._queue or self._refused)
 
     def start(self, connection: int, probe: Probe) -> ProbeResult | None:
         """Queues the probe and returns None. If the probe is refused, returns the answer
@@ -104,23 +108,23 @@ class AdapterVerifier:
         return None
 
     def advance(self) -> list[tuple[int, ProbeResult]]:
-        """Advances the probe in progress, or starts a queued probe whose model is on the device.
-        Called between two steps. Returns the answers, with their connections, of the probe that has
-        finished, if any, and of the probes refused since the last call."""
-        refused, self._refused = self._refused, []
-        if self._active is None:
-            item = next((i for i in self._queue if self._is_here(i[1].model)), None)
-            if item is None:
-                return refused
-            self._queue.remove(item)
-            self._active = *item, self._answer(item[1])
-        connection, _, work = self._active
-        try:
-            next(work)
-        except StopIteration as end:
-            self._active = None
-            return [*refused, (connection, end.value)]
-        return refused
+        """Starts the first queued probe of each model that is on the device and has no probe in
+        progress, and advances the probes in progress. Called between two steps. Returns the
+        answers, with their connections, of the probes that have finished or were refused since the
+        last call."""
+        answers, self._refused = self._refused, []
+        for item in list(self._queue):
+            model = item[1].model
+            if model not in self._active and self._is_here(model):
+                self._queue.remove(item)
+                self._active[model] = *item, self._answer(item[1])
+        for model, (connection, _, work) in list(self._active.items()):
+            try:
+                next(work)
+            except StopIteration as end:
+                del self._active[model]
+                answers.append((connection, end.value))
+        return answers
 
     def refuse(self, model: str, reason: str) -> None:
         """Refuses the model's queued probes. The next call of `advance` returns the answers."""
@@ -131,24 +135,22 @@ class AdapterVerifier:
     def num_probes(self, model: str) -> tuple[int, int]:
         """Returns the number of the model's probes in progress (0 or 1), and the number of its
         queued probes."""
-        is_active = self._active is not None and self._active[1].model == model
-        return int(is_active), sum(probe.model == model for _, probe in self._queue)
+        return int(model in self._active), sum(probe.model == model for _, probe in self._queue)
 
     def put_back(self, model: str) -> None:
         """Moves the model's probe in progress back to the head of the queue. Called when the model
         is about to be unloaded from the device. The probe restarts after the model's next load."""
-        if self._active is not None and self._active[1].model == model:
-            self._queue.extendleft(self._stop())
+        self._queue.extendleft(self._stop(lambda _, probe: probe.model == model))
 
     def take(self, event: SequenceOutput | Failed) -> None:
         """Receives an event of one of the sequences that the verifier submitted."""
-        self._events.append(event)
+        if event.id in self._outputs:
+            self._outputs[event.id] = event
 
     def abort_connection(self, connection: int) -> None:
         """Drops the probes of a connection that has ended."""
         self._queue = deque(item for item in self._queue if item[0] != connection)
-        if self._active is not None and self._active[0] == connection:
-            self._stop()
+        self._stop(lambda number, _: number == connection)
 
     def withdraw(self, connection: int, probe_id: int) -> None:
         """Drops a probe that is queued or in progress. If the scores of the probe's adapter are
@@ -156,12 +158,11 @@ class AdapterVerifier:
         scores."""
         withdrawn = connection, probe_id
         self._queue = deque(item for item in self._queue if (item[0], item[1].id) != withdrawn)
-        if self._active is not None and (self._active[0], self._active[1].id) == withdrawn:
-            self._stop()
+        self._stop(lambda number, probe: (number, probe.id) == withdrawn)
 
     def drain(self) -> list[tuple[int, ProbeResult]]:
         """Drops all probes. Returns the connection and the answer of each probe."""
-        probes = [*self._queue, *self._stop()]
+        probes = [*self._queue, *self._stop(lambda *_: True)]
         self._queue.clear()
         return [(connection, refuse_draining(probe)) for connection, probe in probes]
 
@@ -169,14 +170,16 @@ class AdapterVerifier:
         self.drain()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _stop(self) -> list[tuple[int, Probe]]:
-        """Stops the probe in progress, if there is one, and returns it."""
-        active, self._active = self._active, None
-        if active is None:
-            return []
-        connection, probe, work = active
-        work.close()
-        return [(connection, probe)]
+    def _stop(self, is_meant: Callable[[int, Probe], bool]) -> list[tuple[int, Probe]]:
+        """Stops the probes in progress for which the function returns True, and returns them. A
+        probe is passed after the number of its connection."""
+        stopped: list[tuple[int, Probe]] = []
+        for model, (connection, probe, work) in list(self._active.items()):
+            if is_meant(connection, probe):
+                del self._active[model]
+                work.close()
+                stopped.append((connection, probe))
+        return stopped
 
     def _is_here(self, model: str) -> bool:
         return self._instances[model].engine.runner is not None
@@ -275,15 +278,15 @@ class AdapterVerifier:
             cache_domain="\0probe",
             adapter=adapter,
         )
-        self._events.clear()
         if (failed := instance.engine.submit(CONNECTION, request)) is not None:
             raise _not_scored(failed)
+        self._outputs[request.id] = None
         try:
-            while not self._events:
+            while (output := self._outputs[request.id]) is None:
                 yield
         finally:
             instance.engine.abort(CONNECTION, request.id)
-        output = self._events.popleft()
+            del self._outputs[request.id]
         if isinstance(output, Failed):
             raise _not_scored(output)
         assert output.prompt_logprobs is not None and output.logprobs is not None

@@ -39,7 +39,7 @@ def test_probes_of_an_unloaded_model_are_refused(is_begun: bool) -> None:
     (model,) = served.models.values()
     probes = [(number, Probe(number, "model", AdapterRef("a"))) for number in (1, 2)]
     if is_begun:
-        verifier._active = (*probes.pop(), in_progress())  # pyright: ignore
+        verifier._active["model"] = (*probes.pop(), in_progress())  # pyright: ignore
     verifier._queue.extend(probes)  # pyright: ignore[reportPrivateUsage]
     simulation.submit(generate(1, [1, 2, 3]))
     model.state.tier, model.state.is_unloaded = "host", True

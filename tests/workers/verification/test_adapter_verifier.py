@@ -9,6 +9,7 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import msgspec
@@ -22,10 +23,12 @@ from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import PROJECTIONS, BaseModelShape
 from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.lora import ImageLayout, ImageTables, pack
+from adapters.pool.source import AdapterLease
 from adapters.store.folder import LocalStore
 from tests.adapters.files import listed
 from tests.doubles import write_adapter
 from tests.oracle import Oracle, Verdict
+from tests.workers.base_models.test_swapping import House
 from tests.workers.driver import Driver, store_adapter
 from tests.workers.process.test_worker import ADAPTERS, Setup, import_broken_model
 from workers.process.config import WorkerConfig
@@ -474,6 +477,57 @@ def test_waiting_adapters_are_scored_in_one_pass(
     assert len(passes) <= 2 and sum(passes) == len(refs)
     for one, other in zip(alone, together, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+def test_a_proof_without_room_delays_no_other_models(tmp_path: Path) -> None:
+    house = House(tmp_path, {"one": "llama", "two": "starcoder2"})
+    one, two = house.digests["one"], house.digests["two"]
+    with Driver(house.config("one", "two", room=2, max_loaded_adapters=1)) as driver:
+        loaded, waiting = house.refs["one"]
+        assert driver.probe(0, one, loaded).error == ""
+        with driver.worker.memory.broker.lock:
+            lease = driver.worker.instances[one].pool.acquire(loaded)
+        assert isinstance(lease, AdapterLease)
+        driver.loop.post(0, Probe(1, one, waiting))
+        for number, ref in enumerate(house.refs["two"], 2):
+            assert driver.probe(number, two, ref).error == ""
+        assert 1 not in driver.probed, "it waits"
+        with driver.worker.memory.broker.lock:
+            lease.release()
+        assert driver.await_probe(1).error == ""
+
+
+def test_proofs_of_several_models_share_one_pass_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each gets the log-probabilities of its own sequence, also if one is withdrawn."""
+    passes, together = list[int](), list[int]()
+
+    def count(*arguments: Any, **options: Any) -> Tensor:
+        passes.append(1)
+        together.append(len(passes))
+        sleep(0.05)
+        scores = score_tokens(*arguments, **options)
+        passes.pop()
+        return scores
+
+    monkeypatch.setattr(proofs, "score_tokens", count)
+    house = House(tmp_path, {"one": "llama", "two": "starcoder2"})
+    probes = [
+        (name, ref)
+        for pair in zip(*house.refs.values(), strict=True)
+        for name, ref in zip(house.refs, pair, strict=True)
+    ]
+    with Driver(house.config("one", "two", room=2)) as driver:
+        with driver.worker.memory.broker.lock:
+            for number, (name, ref) in enumerate(probes):
+                driver.loop.post(0, Probe(number, house.digests[name], ref))
+            driver.loop.post(1, Probe(0, house.digests["one"], house.refs["one"][0]))
+            driver.loop.post(1, Disconnected())
+        assert [driver.await_probe(number).error for number in range(4)] == [""] * 4
+        assert set(together) == {1}
+        instances = driver.worker.instances.values()
+        assert not any(instance.engine.has_work for instance in instances)
 
 
 def test_the_next_one_s_files_do_not_matter_to_the_first(llama: Setup) -> None:
