@@ -129,6 +129,7 @@ def create_app(
             gateway.fleet,
             gateway.in_flight_requests,
             gateway.key_uses,
+            gateway.refused_keys,
             gateway.wal,
             gateway.leases,
         )

@@ -1,5 +1,5 @@
 """Audit log in the form of a hash chain. Database triggers add a row in the transaction of each
-change.
+change. `web/refused_keys.py` adds rows for refused keys.
 
 A row's hash covers its fields and the hash of the previous row, so that changed or removed rows
 break the chain. Rewriting all following rows would hide such a change, except from an operator who
@@ -51,7 +51,8 @@ class AuditView(msgspec.Struct, frozen=True):
     """Row number: 1, 2, 3, ..."""
     at: datetime
     key_id: str
-    """Id of the key that made the change, or 'system' if no request caused it."""
+    """Id of the key that made the change or was refused. 'system' if no request caused the change,
+    and 'unknown' if a refused key does not exist."""
     tenant_id: str | None
     action: str
     """Name of the action, such as key.revoke, version.ready or alias.auto_rollback."""

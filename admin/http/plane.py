@@ -48,11 +48,14 @@ from store.periodic import repeat
 from store.queries import catalog_generation, sql
 from store.records import BaseModel, ServingData, Tenant
 from web.errors import Overloaded
+from web.refused_keys import RefusedKeys
 
 log = logging.getLogger(__name__)
 
 RETIREMENT_WAIT_S = 1.0
 KNOWN_WAIT_S = 1.0
+LAST_WRITE_S = 5.0
+"""Maximum seconds for writing the last counts of refused keys at shutdown."""
 
 T = TypeVar("T")
 
@@ -101,6 +104,7 @@ class AdminPlane:
         self.reaper = Reaper(database, store, config.catalog_stale_s)
         self.key_lookup = KeyLookup(database)
         self.key_uses = KeyUses()
+        self.refused_keys = RefusedKeys("admin", config.pepper)
         self.tenant_rates = TenantRates(config.tenant_writes_per_minute)
         self.forms = Forms()
         self.uploads = ResumableUploads(
@@ -369,5 +373,9 @@ class AdminPlane:
                 ):
                     tasks.create_task(repeat(what, work, interval_s))
                 tasks.create_task(self.key_uses.run(self.database))
+                tasks.create_task(self.refused_keys.run(self.database))
         finally:
+            with contextlib.suppress(ApiError, TimeoutError):
+                async with asyncio.timeout(LAST_WRITE_S):
+                    await self.refused_keys.write(self.database)
             await self.validation.close()

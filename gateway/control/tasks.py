@@ -20,6 +20,7 @@ from store.database import Database
 from store.errors import ApiError
 from store.key_uses import KeyUses
 from store.periodic import repeat
+from web.refused_keys import RefusedKeys
 
 LOAD_INTERVAL_S = 2.0
 """Seconds between two reports of the gateway's load."""
@@ -40,6 +41,7 @@ class ControlTasks:
         fleet: Fleet,
         in_flight_requests: InFlightRequests,
         key_uses: KeyUses,
+        refused_keys: RefusedKeys,
         wal: WriteAheadLog,
         leases: Leases,
     ) -> None:
@@ -47,6 +49,7 @@ class ControlTasks:
         self._leases = leases
         self._database = database
         self._key_uses = key_uses
+        self._refused_keys = refused_keys
         self._heartbeat = Heartbeat(database, gateway_id, catalog, in_flight_requests)
         self._parts = [
             AdapterVerification(database, gateway_id, catalog, fleet),
@@ -72,6 +75,7 @@ class ControlTasks:
             for part in self._parts:
                 tasks.create_task(part.run())
             tasks.create_task(self._key_uses.run(self._database))
+            tasks.create_task(self._refused_keys.run(self._database))
 
     async def leave(self) -> None:
         """Removes the heartbeat's row, and loads the last usage into the database. Called once no
@@ -79,6 +83,7 @@ class ControlTasks:
         with contextlib.suppress(ApiError, TimeoutError):
             await self._heartbeat.leave()
             await self._key_uses.write(self._database)
+            await self._refused_keys.write(self._database)
         with contextlib.suppress(ApiError, OSError, TimeoutError):
             async with asyncio.timeout(LAST_LOAD_S):
                 await self._loader.load()

@@ -18,7 +18,7 @@ from store.records import ApiKey
 from web.body_budget import held_body
 from web.client_address import check_address
 from web.error_answers import CLOSES
-from web.errors import Overloaded, Unauthenticated
+from web.errors import Forbidden, Overloaded, Unauthenticated
 from web.guards import Guard, HttpConnection
 from web.headers import ON_ANSWER, announced_bytes, find_header
 
@@ -56,11 +56,14 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
         header = _authorization(connection.scope)
         try:
             key = find_key(gateway, connection.scope, header)
-        except Unauthenticated as error:
-            if gateway.catalog.unconfirmed_s == 0 or not may_be_newer(view, header):
-                raise
-            raise Overloaded(UNCONFIRMED, code="key_unconfirmed") from error
-        principal = connection.scope["user"] = authorize(view, key, scope)
+            principal = authorize(view, key, scope)
+        except (Unauthenticated, Forbidden) as error:
+            is_unknown = isinstance(error, Unauthenticated)
+            if is_unknown and gateway.catalog.unconfirmed_s > 0 and may_be_newer(view, header):
+                raise Overloaded(UNCONFIRMED, code="key_unconfirmed") from error
+            gateway.refused_keys.note(connection.scope, header, error)
+            raise
+        connection.scope["user"] = principal
         gateway.key_uses.note(key.id)
         body = held_body(connection.scope)
         body.charge(principal.tenant.id)

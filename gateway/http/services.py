@@ -23,6 +23,7 @@ from gateway.text.grammars import Grammars
 from gateway.text.tokenizer import Tokenizers
 from store.database import Database
 from store.key_uses import KeyUses
+from web.refused_keys import RefusedKeys
 from workers.wire.client import WorkerClient
 
 
@@ -63,6 +64,7 @@ class Gateway:
         """Ids of tenants whose newest request was refused before it ran. Their next request
         prefetches nothing, so that refused requests do not evict other tenants' adapters."""
         self.key_uses = KeyUses()
+        self.refused_keys = RefusedKeys(config.instance_id, config.pepper)
         self.wal = WriteAheadLog(config.wal, config.instance_id, max_bytes=config.max_wal_bytes)
         self.catalog.watch(self.discovery.follow)
         self.catalog.watch(self.fleet.want)

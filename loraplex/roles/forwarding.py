@@ -21,7 +21,7 @@ from gateway.http.services import Gateway
 from loraplex.roles.management import LOAD_PATHS
 from web.body_budget import held_body
 from web.client_address import client_address
-from web.errors import Forbidden, Overloaded
+from web.errors import Forbidden, Overloaded, Unauthenticated
 from web.guards import HttpConnection
 from web.headers import find_header
 from web.request import PlaneRequest, UploadPace, check_bytes
@@ -87,9 +87,14 @@ class Forwarding:
     def _check_key(self, connection: HttpConnection) -> None:
         """Stores the key as `user`. Raises Unauthenticated, Forbidden or Overloaded."""
         scope = connection.scope
-        key = find_key(self._gateway, scope, find_header(scope, b"authorization"))
-        if key.tenant_id is not None and ADAPTERS_WRITE not in key.scopes:
-            raise Forbidden(f"This API key lacks the scope {ADAPTERS_WRITE}.")
+        header = find_header(scope, b"authorization")
+        try:
+            key = find_key(self._gateway, scope, header)
+            if key.tenant_id is not None and ADAPTERS_WRITE not in key.scopes:
+                raise Forbidden(f"This API key lacks the scope {ADAPTERS_WRITE}.")
+        except (Unauthenticated, Forbidden) as error:
+            self._gateway.refused_keys.note(scope, header, error)
+            raise
         held_body(scope).charge(key.tenant_id or OPERATOR)
         scope["user"] = key
 

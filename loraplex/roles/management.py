@@ -16,6 +16,7 @@ from gateway.http.guards import find_key
 from gateway.http.services import Gateway
 from loraplex.probe import answer_of
 from loraplex.telemetry import content_type, render_metrics
+from web.errors import Forbidden, Unauthenticated
 from web.guards import HttpConnection, public
 from web.headers import find_header
 
@@ -86,7 +87,11 @@ def _metrics_for_admins(gateway: Gateway, worker_health: str | None) -> Litestar
 
     async def admins_only(connection: HttpConnection, _handler: BaseRouteHandler) -> None:
         header = find_header(connection.scope, b"authorization")
-        key = find_key(gateway, connection.scope, header)
+        try:
+            key = find_key(gateway, connection.scope, header)
+        except (Unauthenticated, Forbidden) as error:
+            gateway.refused_keys.note(connection.scope, header, error)
+            raise
         if key.tenant_id is not None:
             raise NotFoundException()
 

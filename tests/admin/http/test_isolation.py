@@ -279,7 +279,7 @@ async def test_the_role_owns_nothing_and_what_does_more_is_closed(two: Two, owne
     assert [role[name] for name in attributes] == [False, True, False, False, False]
     assert not role["rolbypassrls"] and not role["rolreplication"]
     assert owned == 0
-    assert len(open_functions) == 16
+    assert len(open_functions) == 17
     for function in open_functions:
         assert not function["is_public"], function["name"]
         assert function["proconfig"] == ["search_path=public, pg_temp"], function["name"]
