@@ -13,6 +13,9 @@ from store.errors import Invalid
 from store.stored_text import check_json
 
 MAX_NAMED = 20
+_ENTRY = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")\s*(?::\s*(\d+)|,)')
+"""Matches an entry of a vocabulary. Group 1 is the token, as JSON. Group 2 is its id, unless the
+vocabulary is a list, whose entries begin `["token",`."""
 Token = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
@@ -38,31 +41,6 @@ class _Tokenizer(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-class BaseTokens:
-    """Vocabulary of a base model. Searches the text of tokenizer.json, because to decode the whole
-    vocabulary takes too much memory."""
-
-    def __init__(self, folder: Path) -> None:
-        """folder: folder of the base model in the store."""
-        raw = (folder / "tokenizer.json").read_bytes()
-        tokenizer = msgspec.json.decode(raw, type=_Tokenizer)
-        self._added = {token.content: token.id for token in tokenizer.added_tokens}
-        self._vocabulary = bytes(tokenizer.model.vocab)
-
-    def find(self, token: str) -> int | None:
-        """Returns the id of a token. Returns -1 if the vocabulary has the token without an id, and
-        None if it lacks the token."""
-        if (found := self._added.get(token)) is not None:
-            return found
-        for text in {json.dumps(token), json.dumps(token, ensure_ascii=False)}:
-            key = re.escape(text.encode("utf-8", "surrogatepass"))
-            if (match := re.search(key + rb"\s*:\s*(\d+)", self._vocabulary)) is not None:
-                return int(match[1])
-            if re.search(rb"\[\s*" + key + rb"\s*,", self._vocabulary) is not None:
-                return -1
-        return None
-
-
 def parse_folder_tokens(written: msgspec.Raw) -> FolderTokens:
     """Parses the field `folder_tokens` of an upload. Raises Invalid."""
     if not bytes(written):
@@ -81,15 +59,34 @@ def compare_tokens(tokens: FolderTokens, folder: Path) -> tuple[int | None, list
     store."""
     if tokens == FolderTokens():
         return None, []
-    base = BaseTokens(folder)
-    wanted = [*tokens.added, *([tokens.end] if tokens.end is not None else [])]
-    lacking = [token for token in dict.fromkeys(wanted) if base.find(token) is None]
+    wanted = list(tokens.added)
+    if tokens.end is not None and tokens.end not in tokens.added:
+        wanted.append(tokens.end)
+    ids = _find_tokens(folder, set(wanted))
     warnings: list[str] = []
-    if lacking:
+    if lacking := [token for token in wanted if token not in ids]:
         more = f" and {len(lacking) - MAX_NAMED} more" if len(lacking) > MAX_NAMED else ""
         warnings.append(
             "the folder's tokenizer has tokens that the base model lacks, which are split into"
             f" other tokens: {', '.join(lacking[:MAX_NAMED])}{more}"
         )
-    end = None if tokens.end is None else base.find(tokens.end)
-    return (end if end is not None and end >= 0 else None), warnings
+    end = ids.get(tokens.end or "", -1)
+    return (end if end >= 0 else None), warnings
+
+
+def _find_tokens(folder: Path, tokens: set[str]) -> dict[str, int]:
+    """Returns the ids of those of the tokens that a base model has, or -1 for a token whose id its
+    vocabulary does not say. Searches the text of tokenizer.json, because to decode the whole
+    vocabulary takes too much memory."""
+    raw = (folder / "tokenizer.json").read_bytes()
+    tokenizer = msgspec.json.decode(raw, type=_Tokenizer)
+    found = {each.content: each.id for each in tokenizer.added_tokens if each.content in tokens}
+    forms = {
+        json.dumps(token, ensure_ascii=is_ascii).encode(): token
+        for token in tokens - found.keys()
+        for is_ascii in (True, False)
+    }
+    for match in _ENTRY.finditer(bytes(tokenizer.model.vocab)) if forms else ():
+        if (token := forms.get(match[1])) is not None:
+            found.setdefault(token, int(match[2] or -1))
+    return found

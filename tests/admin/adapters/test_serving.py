@@ -13,7 +13,6 @@ import pytest
 from adapters.store.folder import LocalStore
 from admin.app import create_app
 from admin.http.plane import AdminConfig
-from admin.models.folder_tokens import BaseTokens
 from store.database import Connection, Database
 from store.queries import catalog_generation, load_catalog
 from tests.adapters.files import write_adapter
@@ -380,27 +379,6 @@ async def test_wrong_words_of_a_folder_are_refused_by_the_name_of_the_field(
     ):
         refused = problem(await push(acme, tmp_path / "a", {}, folder_serving=found), 400)
         assert words in refused["message"]
-
-
-VOCABULARIES: dict[str, Any] = {
-    "BPE": {"<end>": 7, "caf\u00e9": 8, 'quo"te': 9},
-    "Unigram": [["<end>", 0.0], ["caf\u00e9", -1.5], ['quo"te', -2.0]],
-}
-
-
-@pytest.mark.parametrize("kind", VOCABULARIES)
-@pytest.mark.parametrize("escaped", [True, False])
-def test_tokens_are_found_in_every_vocabulary(kind: str, escaped: bool, tmp_path: Path):
-    tokenizer = {
-        "added_tokens": [{"id": 5, "content": "<im_end>", "special": True}],
-        "model": {"type": kind, "vocab": VOCABULARIES[kind], "merges": ["<a> <b>"]},
-    }
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=escaped))
-    tokens = BaseTokens(tmp_path)
-    assert tokens.find("<im_end>") == 5
-    expected = {"BPE": (7, 8, 9), "Unigram": (-1, -1, -1)}[kind]
-    assert tuple(map(tokens.find, ("<end>", "caf\u00e9", 'quo"te'))) == expected
-    assert [tokens.find(token) for token in ("<a>", "end", "<end", "id")] == [None] * 4
 
 
 async def test_tokens_of_a_folder_that_the_base_lacks_are_named(
