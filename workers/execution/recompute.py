@@ -27,11 +27,7 @@ def recompute(
     as a step of its own, and divides a half that fails again. An item that fails on its own gets
     the error `internal`. A repeated computation writes the same KV and draws the same tokens.
     Raises DeviceFailed."""
-    # A sequence that has no slot any more was preempted, and computes its tokens again later.
-    on_device = [item for item in items if item.sequence.slot is not None]
-    results = iter(_divide(on_device, error, runner, tables))
-    nothing = SequenceResult()
-    return StepOutput([nothing if i.sequence.slot is None else next(results) for i in items])
+    return StepOutput(_divide(items, error, runner, tables))
 
 
 def _divide(

@@ -224,8 +224,7 @@ class Scheduler:
             self.policy.charge_prefill(sequence, num_tokens)
 
     def _admit(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
-        """Starts a waiting sequence if it fits into the step. Otherwise returns what it lacks, and
-        releases all its resources."""
+        """Starts a sequence if it fits in the step, else releases it and returns what it lacks."""
         constraint = sequence.constraint
         if not constraint.is_ready:
             return LATER
@@ -249,7 +248,8 @@ class Scheduler:
         if blocked is None:
             self._start(sequence, schedule)
             return None
-        self._release(sequence)
+        if blocked is not LATER:
+            self._release(sequence)
         return self._lack_memory(sequence, schedule, blocked) if blocked.lacks_memory else blocked
 
     def _fail(self, sequence: Sequence, failure: Failure, schedule: Schedule) -> None:
@@ -264,10 +264,8 @@ class Scheduler:
             if self._in_flight:
                 schedule.needs_drain = True
                 return False
-            table = sequence.block_table
-            victim = self.policy.last_in_turn(
-                s for s in self.running if table.may_displace(s.block_table)
-            )
+            others = (s for s in self.running if sequence.block_table.may_displace(s.block_table))
+            victim = self.policy.last_in_turn(others)
             self._preempt(victim, schedule)
             if victim is sequence:
                 return False
@@ -382,6 +380,7 @@ class Scheduler:
     def _preempt(self, victim: Sequence, schedule: Schedule) -> None:
         self._put_back(victim)
         schedule.items = [item for item in schedule.items if item.sequence is not victim]
+        schedule.computing = {k: s for k, s in schedule.computing.items() if s is not victim}
         schedule.num_preempted += 1
 
     def _put_back(self, sequence: Sequence) -> None:

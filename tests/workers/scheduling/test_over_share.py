@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from tests.scale import scaled
@@ -13,7 +14,7 @@ from tests.workers.simulation import Simulation, assert_equals_alone, generate, 
 from tests.workers.waiting import fair_policy, waiting_of
 from workers.policies.over_share import RECENT_TOKENS
 from workers.policies.queue_limits import QueueBounds
-from workers.wire.protocol import Generate
+from workers.wire.protocol import FinishReason, Generate
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
@@ -239,3 +240,33 @@ def test_answers_of_who_gave_up_rows_are_whole() -> None:
     assert simulation.scheduler.num_preemptions > 20
     assert_equals_alone(simulation, requests)
     simulation.assert_at_rest()
+
+
+def test_a_prompt_that_gave_up_its_slot_gets_no_tokens_without_one() -> None:
+    """It had not computed a page when it gave up its slot, so it awaits the page that it was to
+    compute itself."""
+    rng = random.Random(31)
+    simulation = Simulation(
+        num_pages=600, max_num_seqs=4, max_batched_tokens=12, bounds=NO_BOUNDS, runs_ahead=False
+    )
+    requests: list[Generate] = []
+
+    def submit(tenant: str, length: int, max_tokens: int) -> None:
+        request = generate(len(requests), prompt_of(rng, length), max_tokens, tenant=tenant)
+        endless = msgspec.structs.replace(request.params, ignore_eos=True)
+        requests.append(msgspec.structs.replace(request, params=endless))
+        assert simulation.submit(requests[-1]) is None
+
+    submit("heavy", 3600, 400)
+    simulation.step()
+    while simulation.scheduler.running[0].place.is_pending:
+        simulation.step()
+    for tenant, length in (("light", 3), ("light", 3), ("heavy", 100)):
+        submit(tenant, length, 100)
+        simulation.step()
+    assert len(simulation.scheduler.running) == 4
+    submit("other", 2, 4)
+    simulation.step()
+    assert simulation.scheduler.num_preemptions == 1
+    simulation.run()
+    assert all(end is FinishReason.LENGTH for end in simulation.finished.values())
