@@ -69,9 +69,11 @@ class OverShare:
         are within their share and hold few slots. If the tenant may use no free slot, it gets a
         slot only if an over-share tenant must give one up.
         """
+        least, most = (int(part * self._max_num_seqs) for part in (LEAST_KEPT, MOST_KEPT))
+        if num_free > most:
+            return True
         tenant = sequence.place.tenant_queue
         share = self._queue.share(tenant)
-        least, most = (int(part * self._max_num_seqs) for part in (LEAST_KEPT, MOST_KEPT))
         if num_free > min(max(round(1.0 / share) - 1, least), most):
             return True
         limit = _with_leeway(min(share, 0.5)) * self._max_num_seqs

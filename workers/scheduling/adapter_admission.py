@@ -23,16 +23,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from adapters.errors import AdapterUnavailable
-from adapters.pool.source import AdapterLease, AdapterRef, AdapterSource, Loading, NoRoom
+from adapters.pool.source import AdapterLease, AdapterRef, AdapterSource, Loading
 from memory.accounts import Tenant
 from workers.scheduling.policy import Charge
 from workers.scheduling.schedule import Blocked, BlockReason
 from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import ErrorCode
 
-MAX_ASKED = 32
+MAX_ASKED, MAX_ASKERS = 32, 128
 """Maximum number of adapters that are requested from the pool in one step while they are not on the
-device. The first of each tenant is requested even then."""
+device, and maximum number including the first one of each further tenant. A request takes 15 us."""
 
 
 LATER = Blocked(BlockReason.ADAPTER)
@@ -59,9 +59,10 @@ class AdapterAdmission:
         self._pool = pool
         self._charged = charged
         self._now = 0.0
-        self._asked: dict[str, str] = {}
-        """Adapters that were requested in this step and are not on the device, by digest, with the
-        tenant of the first request."""
+        self._asked: set[str] = set()
+        """Digests of the adapters that were requested in this step and are not on the device."""
+        self._askers: set[str] = set()
+        """Names of the tenants for which these adapters were requested."""
         self._starves_at_s: dict[str, float] = {}
         """Time at which each adapter that lacks room begins to starve, by digest."""
         self._victims: dict[str, str] = {}
@@ -108,6 +109,7 @@ class AdapterAdmission:
         their victim is no longer in use. in_use: sequences that may hold leases."""
         self._now = now
         self._asked.clear()
+        self._askers.clear()
         self._lacks_pages = False
         starving = sorted(
             (due_s, digest) for digest, due_s in self._starves_at_s.items() if due_s <= now
@@ -125,7 +127,7 @@ class AdapterAdmission:
         if digest in self._asked or not self.may_start(digest):
             return LATER
         tenant = sequence.block_table.tenant
-        may_ask = len(self._asked) < MAX_ASKED or tenant.name not in self._asked.values()
+        may_ask = len(self._asked) < (MAX_ASKED if tenant.name in self._askers else MAX_ASKERS)
         may_load = may_ask and (self.may_load(digest) or self._goes_first(sequence))
         if not may_load and self._pool.missing_bytes(ref) != 0:
             return LATER
@@ -134,19 +136,17 @@ class AdapterAdmission:
             answer = self._pool.acquire(ref, tenant, (-self._now, len(self._asked)))
         except AdapterUnavailable as error:
             return Blocked(BlockReason.ADAPTER, (ErrorCode.ADAPTER_UNAVAILABLE, str(error)))
-        match answer:
-            case AdapterLease():
-                sequence.lease = answer
-                self._forget(digest)
-                return None
-            case Loading():
-                self._asked[digest] = tenant.name
-                return LATER
-            case NoRoom(num_bytes):
-                self._asked[digest] = tenant.name
-                due_s = self._now + sequence.terms.ttft_s
-                self._starves_at_s[digest] = min(self._starves_at_s.get(digest, due_s), due_s)
-                return NO_MEMORY if num_bytes else LATER
+        if isinstance(answer, AdapterLease):
+            sequence.lease = answer
+            self._forget(digest)
+            return None
+        self._asked.add(digest)
+        self._askers.add(tenant.name)
+        if isinstance(answer, Loading):
+            return LATER
+        due_s = self._now + sequence.terms.ttft_s
+        self._starves_at_s[digest] = min(self._starves_at_s.get(digest, due_s), due_s)
+        return NO_MEMORY if answer.num_bytes else LATER
 
     def may_load(self, digest: str) -> bool:
         """Whether the adapter may be loaded. While there are victims, only their starving adapters

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Lock
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from workers.execution.engine import Engine
 from workers.execution.observer import NoObserver
 from workers.policies.fair_scheduler import fair_scheduler
 from workers.policies.queue_limits import QueueBounds
+from workers.scheduling.adapter_admission import MAX_ASKERS
 from workers.scheduling.constraint import Unconstrained
 from workers.wire.protocol import Failed, ModelInfo, ServiceClass
 from workers.wire.request_check import RequestLimits
@@ -244,6 +246,29 @@ def test_a_full_device_gives_the_next_room_to_the_tenant_that_has_none(
     number, asked = worker.ask("b", ["b"], service_class=own), worker.num_steps
     worker.step(num_tokens + 8)
     assert number in worker.first_tokens, worker.num_steps - asked
+    worker.check()
+
+
+def test_requests_to_the_pool_are_bounded_however_many_tenants_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request takes time of the engine thread in every step."""
+    worker, requested = Worker(tmp_path), Counter[int]()
+    acquire = worker.pool.acquire
+
+    def count(*args: Any) -> Any:
+        requested[worker.num_steps] += 1
+        return acquire(*args)
+
+    monkeypatch.setattr(worker.pool, "acquire", count)
+    for number in range(3 * MAX_ASKERS):
+        worker.ask(f"t{number}", [f"t{number}"])
+    since = len(worker.store.fetched)
+    while worker.engine.has_work:
+        worker.step()
+        # What starts in a step has found its adapter on the device.
+        assert requested[worker.num_steps] <= MAX_ASKERS + 64
+    assert len(worker.store.fetched) - since == 3 * MAX_ASKERS == len(worker.first_tokens)
     worker.check()
 
 
