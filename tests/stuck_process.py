@@ -9,9 +9,12 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
-from pytest_timeout import Settings
+
+if TYPE_CHECKING:
+    from pytest_timeout import Settings
 
 GRACE_S = 30.0
 """Seconds that a test which has reached its time limit has for its teardown."""
@@ -28,6 +31,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     os.close(config.stash[STDERR])
 
 
+@pytest.hookimpl(optionalhook=True)  # A machine for GPUs may lack pytest-timeout.
 def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> None:
     """Arms a timer of the interpreter that needs no instruction of Python to end the process. It
     prints the stacks of all threads first."""
@@ -35,5 +39,6 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> None:
     faulthandler.dump_traceback_later(settings.timeout + GRACE_S, file=file, exit=True)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
     faulthandler.cancel_dump_traceback_later()

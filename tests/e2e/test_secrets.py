@@ -117,7 +117,7 @@ class Box:
         good = {"model": NAME, "prompt": said, "max_tokens": 2}
         bodies: list[Any] = [
             good | {"model": "nothing"},
-            good | {"max_tokens": -1},
+            good | {"max_tokens": -2},
             good | {"max_tokens": said},
             good | {"prompt": {said: said}},
             good | {"prompt": said * 1000},
