@@ -28,9 +28,8 @@ class LoadCost:
     def record(self, tier: Tier, num_bytes: int, seconds: float) -> None:
         """Records how long a load from the tier took, without its time in the queue."""
         old_bytes, old_s = self._sums[tier]
-        if seconds > OVERHEAD_S:
-            new_s = MEMORY * old_s + seconds - OVERHEAD_S
-            self._sums[tier] = MEMORY * old_bytes + num_bytes, new_s
+        new_s = MEMORY * old_s + max(seconds - OVERHEAD_S, 0.0)
+        self._sums[tier] = MEMORY * old_bytes + num_bytes, new_s
 
     def copy_s(self, num_bytes: int) -> float:
         """Returns the seconds to copy an image from host to device."""

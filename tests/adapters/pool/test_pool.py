@@ -14,6 +14,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.format.signature import sign
 from adapters.pool.device import DeviceTier
 from adapters.pool.image import AdapterImage
+from adapters.pool.load_cost import LoadCost
 from adapters.pool.loads import MAX_FAULTS
 from adapters.pool.lora import ImageTables
 from adapters.pool.source import AdapterLease, Loading, NoRoom
@@ -756,6 +757,16 @@ def test_what_finds_no_room_is_tried_again_when_memory_is_freed(
     assert house.tier(1) == "device"
     table.free()
     house.check()
+
+
+def test_one_slow_load_does_not_raise_the_cost_of_fast_ones_for_long() -> None:
+    """A load of a small adapter takes less than the overhead that is assumed for each."""
+    cost, num_bytes = LoadCost(), 1 << 16
+    cost.record("host", num_bytes, 0.5)
+    assert cost.copy_s(num_bytes) > 0.1
+    for _ in range(50):
+        cost.record("host", num_bytes, 0.0005)
+    assert cost.copy_s(num_bytes) < 0.002
 
 
 def test_loads_cost_what_they_recently_took(tmp_path: Path) -> None:
