@@ -28,7 +28,7 @@ from tests.workers.simulation import (
     generate,
     prompt_of,
 )
-from tests.workers.simulator import VOCAB, SimulatedRunner
+from tests.workers.simulator import VOCAB, SimulatedRunner, alone
 from tests.workers.waiting import waiting_of
 from workers.execution.engine import MAX_FAILED_STEPS, EngineFailed
 from workers.execution.step_input import PendingStep, StepInput
@@ -569,3 +569,21 @@ def test_a_step_lists_the_vocabulary_for_one_sequence(num_tokens: int) -> None:
     queue = simulation.scheduler.policy.queue
     one, two = (queue.tenant(ServiceClass.STANDARD, name, 1) for name in ("lists", "other"))
     assert one.counter - two.counter >= (8 * num_tokens - 1) * LISTED_COST
+
+
+def test_lists_of_the_vocabulary_are_charged_for_generated_tokens_alone() -> None:
+    """Neither tokens that the request did not need nor a preemption make them cost more."""
+    simulation = Simulation()
+    prompts = [prompt_of(random.Random(seed), 20) for seed in range(20)]
+    requests = [generate(0, prompt, 800, tenant="lists") for prompt in prompts]
+    request = next(each for each in requests if 20 < len(alone(each)) < 200)
+    params = msgspec.structs.replace(request.params, logprobs=ALL_TOKENS)
+    simulation.submit(msgspec.structs.replace(request, params=params))
+    for _ in range(3):
+        simulation.step()
+    account = simulation.scheduler.running[0].place.tenant_queue
+    simulation.suspend()
+    simulation.run()
+    assert simulation.finished[0] is FinishReason.STOP
+    num_listed = account.counter / LISTED_COST
+    assert num_listed == pytest.approx(len(simulation.outputs[0]), rel=0.1, abs=2)
