@@ -160,11 +160,13 @@ class JsonSchemaFormat(
 
     @property
     def named(self) -> NamedSchema:
-        """The schema, whatever its place."""
-        if self.json_schema is not None:
+        """The schema, whatever its place. `strict` may be next to `json_schema` too."""
+        if self.json_schema is None:
+            assert self.schema is not None
+            return NamedSchema(schema=self.schema, strict=self.strict)
+        if self.strict is None or self.json_schema.strict is not None:
             return self.json_schema
-        assert self.schema is not None
-        return NamedSchema(schema=self.schema, strict=self.strict)
+        return msgspec.structs.replace(self.json_schema, strict=self.strict)
 
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat

@@ -169,6 +169,7 @@ def test_empty_lists_in_place_of_empty_objects(inner: bool) -> None:
         {"json_schema": {"name": "Answer[int]", "schema": SCHEMA}},
         {"json_schema": {"name": "n" * 80, "schema": SCHEMA, "strict": "true"}},
         {"json_schema": {"schema": SCHEMA, "strict": True}},
+        {"json_schema": {"schema": SCHEMA}, "strict": True},
         {"schema": SCHEMA},
         {"schema": SCHEMA, "name": "x", "strict": True, "description": "d"},
     ],
