@@ -30,6 +30,11 @@ _EXCEEDED: dict[Excess, str] = {
 }
 
 
+CHEAP_BODY_BYTES = 16 << 10
+"""Bytes of a request up to which it costs little to find out how large its answer may be. The size
+of a small request says little about that: a few fields may ask for a large answer."""
+
+
 class _Full(NamedTuple):
     """Refusal of an answer because of its owner's other answers, of which there is at least one."""
 
@@ -51,10 +56,10 @@ class AnswerBudget(ByteBudget):
         self._full[owner] = _Full(num_body_bytes, self.owned_by(owner))
 
     def is_full(self, owner: str, num_body_bytes: int) -> bool:
-        """Returns whether a request that was not larger has just been refused, and the owner has
-        read nothing since."""
+        """Returns whether the request is large, one that was not larger has just been refused, and
+        the owner has read nothing since."""
         full = self._full.get(owner)
-        if full is None:
+        if full is None or num_body_bytes <= CHEAP_BODY_BYTES:
             return False
         if self.owned_by(owner) < full.num_held:
             del self._full[owner]

@@ -9,10 +9,11 @@ from web.errors import Overloaded
 from web.held_answer import TENANT_PART, AnswerBudget, HeldAnswer
 
 
-def answer_of(owner: str, budget: AnswerBudget) -> HeldAnswer:
+def answer_of(owner: str, budget: AnswerBudget, num_bytes: int = 1 << 20) -> HeldAnswer:
+    """The answer to a request with this many bytes."""
     body = HeldBody(BodyBudget())
     body.charge(owner)
-    body.add(10)
+    body.add(num_bytes)
     return HeldAnswer(budget, body)
 
 
@@ -40,3 +41,15 @@ def test_a_refusal_because_of_own_answers_ends_with_the_first_of_them() -> None:
         answer_of("own", budget).refuse_if_full()
     held.end()
     answer_of("own", budget).refuse_if_full()
+
+
+def test_a_small_request_is_refused_for_its_own_answer_only() -> None:
+    budget = AnswerBudget(TENANT_PART * 100)
+    answer_of("own", budget).reserve(80)
+    with pytest.raises(Overloaded, match="this tenant's"):
+        answer_of("own", budget, 100).reserve(50)
+    small = answer_of("own", budget, 200)
+    small.refuse_if_full()
+    small.reserve(5)
+    with pytest.raises(Overloaded, match="this tenant's"):
+        answer_of("own", budget, 200_000).refuse_if_full()
