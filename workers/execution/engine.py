@@ -319,7 +319,8 @@ class Engine:
         device_s = ended_s - max(step.launched_s, self._ended_s)
         self._ended_s = ended_s
         self.scheduler.record_duration(schedule, device_s, ended_s)
-        self.scheduler.update(schedule, [each.num_drawn for each in new])
+        results = zip(output.sequences, new, strict=True)
+        self.scheduler.update(schedule, [None if r.error else n.num_drawn for r, n in results])
         events: list[Event] = []
         for item, result, tokens in zip(schedule.items, output.sequences, new, strict=True):
             if not item.sequence.is_finished:

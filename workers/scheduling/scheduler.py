@@ -160,21 +160,21 @@ class Scheduler:
             position = len(sequence.tokens) - num_tokens
             self._slots.write(sequence.slot, position, sequence.tokens[position:])
 
-    def update(self, schedule: Schedule, num_new: list[int]) -> None:
+    def update(self, schedule: Schedule, num_new: list[int | None]) -> None:
         """Charges the computed tokens, and puts full pages into the prefix cache. Frees the
         resources of sequences that ended while the step was in flight.
 
-        num_new: number of tokens that the step drew for each sequence of the schedule. If a sampled
-        sequence got none, its last token is computed again.
+        num_new: number of tokens that the step drew for each sequence of the schedule, None if the
+        step failed for it. If a sampled sequence got 0, its last token is computed again.
         """
         self._in_flight.remove(schedule)
         for item, num_tokens in zip(schedule.items, num_new, strict=True):
             sequence = item.sequence
             sequence.num_inflight_steps -= 1
             sequence.num_inflight_tokens -= item.is_sampled
-            if not sequence.is_finished:
+            if num_tokens is not None and not sequence.is_finished:
                 self._complete(item, num_tokens)
-            elif not sequence.num_inflight_steps:
+            elif sequence.is_finished and not sequence.num_inflight_steps:
                 self.leaving.remove(sequence)
                 self._release(sequence)
 

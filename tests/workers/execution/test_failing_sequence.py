@@ -105,3 +105,22 @@ def test_steps_that_fail_in_part_do_not_end_the_engine() -> None:
     simulation.run()
     assert simulation.finished.pop(0) in (FinishReason.LENGTH, FinishReason.STOP)
     assert set(simulation.finished.values()) == {ErrorCode.INTERNAL}
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True], ids=["in-turn", "ahead"])
+@pytest.mark.parametrize("num_others", [0, 3])
+def test_pages_of_a_failed_sequence_are_not_cached(num_others: int, runs_ahead: bool) -> None:
+    """Their KV was not computed."""
+    rng = random.Random(7)
+    simulation = Simulation(num_pages=256, runner=FragileRunner, runs_ahead=runs_ahead)
+    requests = [generate(number, prompt_of(rng, 50)) for number in range(num_others + 1)]
+    failing, *others = requests
+    for request in (bad(failing), *others):
+        simulation.submit(request)
+    simulation.run()
+    assert simulation.finished[0] is ErrorCode.INTERNAL
+    again = generate(100, failing.tokens)
+    simulation.submit(again)
+    simulation.run()
+    assert simulation.cached[100] == 0
+    assert_equals_alone(simulation, [*others, again])
