@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from ops.base import Ops
 from ops.processor import Processor
 from ops.registry import select
 from tests.ops.carried import Carried
-from tests.ops.interpreter import IS_INTERPRETED
+from tests.ops.interpreter import IS_INTERPRETED, poisoned
 
 TRITON = pytest.param("triton", marks=() if IS_INTERPRETED else pytest.mark.gpu)
 
@@ -80,6 +81,19 @@ def cpu(request: pytest.FixtureRequest) -> Ops:
 @pytest.fixture(params=[TRITON], scope="session")
 def triton_ops(request: pytest.FixtureRequest) -> Ops:
     return backend(request.param)
+
+
+@pytest.fixture
+def poisoned_scratch() -> Iterator[None]:
+    with poisoned():
+        yield
+
+
+@pytest.fixture(scope="module")
+def interpreted_scratch() -> Iterator[None]:
+    """As `poisoned_scratch`, for a module, if there is no GPU."""
+    with poisoned() if IS_INTERPRETED else nullcontext():
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,6 +8,8 @@ under test are those of production: it multiplies the integers of its bits and r
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +31,20 @@ _dot, _cast = interpreter_builder.create_dot, interpreter_builder.cast_impl
 def is_interpreted(ops: Ops) -> bool:
     """Whether every operation of a program costs a tenth of a millisecond: take small cases."""
     return IS_INTERPRETED and ops.name == "cuda"
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fills memory that torch allocates with NaN. Kernels may load elements that were never
+    written, if they drop what they compute from them. With arbitrary values, numpy may warn that
+    such a sum overflows. Of NaN it does not warn, and a NaN that is not dropped fails the test."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert torch.empty(4).isnan().all() and torch.ones(1).new_empty(4).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def _multiply(a: Any, b: Any, *others: Any) -> Any:

@@ -25,18 +25,7 @@ from tests.ops.test_lora import LAYER, make_lora
 
 BFLOAT16 = torch.bfloat16
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
-pytestmark = [] if IS_INTERPRETED else [pytest.mark.gpu]
-
-
-@pytest.fixture
-def poisoned_scratch() -> Iterator[None]:
-    """Memory that torch hands out is NaN until it is written."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        assert torch.empty(4).isnan().all() and torch.ones(1).new_empty(4).isnan().all()
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+pytestmark = [pytest.mark.usefixtures("interpreted_scratch") if IS_INTERPRETED else pytest.mark.gpu]
 
 
 MIXED = Case([40, 0, 30], [3, 18, 1], 6, 2, 32, BFLOAT16, None, None, 0, norm=True)

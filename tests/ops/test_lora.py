@@ -11,6 +11,7 @@ from tests.ops.conftest import BACKENDS, TILES, VARIANTS, backend
 
 NUM_LAYERS, LAYER, NUM_PROJECTIONS = 3, 2, 9
 RANKS = st.sampled_from([0, 0, 1, 4, 5, 12, 64, 128])
+pytestmark = pytest.mark.usefixtures("interpreted_scratch")
 
 
 @pytest.fixture(params=[*BACKENDS, *TILES], scope="session")
