@@ -25,6 +25,7 @@ SELECT {columns of store.records.ApiKey}, cidrs::text[] AS cidrs
 FROM api_keys
 WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
   AND ($1::text[] IS NULL OR tenant_id = ANY ($1) OR tenant_id IS NULL)
+  AND (tenant_id IS NULL OR tenant_id NOT IN (SELECT id FROM tenants WHERE deleted_at IS NOT NULL))
 ORDER BY id;
 
 -- name: catalog_models

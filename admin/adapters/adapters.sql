@@ -1,5 +1,11 @@
 -- name: adapter_ensure
-INSERT INTO adapters (tenant_id, name) VALUES ($1, $2) ON CONFLICT (tenant_id, name) DO NOTHING;
+-- Returns whether the tenant exists and is not deleted.
+WITH owner AS (
+    SELECT id FROM tenants WHERE id = $1 AND deleted_at IS NULL
+), made AS (
+    INSERT INTO adapters (tenant_id, name) SELECT id, $2 FROM owner ON CONFLICT (tenant_id, name) DO NOTHING
+)
+SELECT EXISTS (SELECT FROM owner);
 
 -- name: adapter_list
 -- $1: tenant id, or null for all tenants; $2, $3: names of the tenant and the adapter at which the previous page ended;

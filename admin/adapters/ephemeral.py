@@ -72,7 +72,7 @@ async def add_ephemeral(
     cannot send.
     """
     await lock_catalog(connection)
-    await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)
+    await versions.ensure_adapter(connection, new.tenant_id, new.name)
     numbers = await check_name(connection, new.tenant_id, new.name, in_place=in_place)
     await check_signature(connection, new.tenant_id, new.manifest.digest, None)
     too_many = numbers[retention.max_versions - 1 :]

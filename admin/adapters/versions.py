@@ -71,7 +71,7 @@ async def add_version(
     `check_signature`.
     """
     await lock_catalog(connection)
-    await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)
+    await ensure_adapter(connection, new.tenant_id, new.name)
     digest = new.manifest.digest
     signed_by = await check_signature(connection, new.tenant_id, digest, new.signature)
     row = await connection.fetchrow(
@@ -91,6 +91,13 @@ async def add_version(
     key = new.tenant_id, new.name, number
     await connection.execute(sql["version_prove"], *key, new.base_name)
     return number, True
+
+
+async def ensure_adapter(connection: Connection, tenant_id: str, name: str) -> None:
+    """Creates an adapter without versions, unless it exists. The caller must hold the catalog's
+    lock. Raises NotFound if the tenant was deleted while its files were received."""
+    if not await connection.fetchval(sql["adapter_ensure"], tenant_id, name):
+        raise NotFound(f"no tenant {tenant_id!r}", "tenant_not_found", "tenant")
 
 
 async def _want_alias(

@@ -13,10 +13,13 @@ from adapters.store.folder import LocalStore
 from admin.adapters import ephemeral, retirement
 from admin.adapters.ephemeral import Retention
 from admin.adapters.versions import NewVersion
+from admin.keys.keys import create_key
 from admin.migrate import load_migrations, migrate
 from admin.tenants import tenants
 from admin.upkeep.reaper import Reaper
 from store.database import EVERYTHING, Database
+from store.errors import NotFound
+from store.queries import lock_catalog, sql
 from tests.admin.lifecycle import add, make_ready, make_tenant, manifest, prove_all
 from tests.postgres import fresh_database
 
@@ -58,6 +61,24 @@ async def test_an_adapter_of_the_same_name_goes_on(
             await prove_all(database)
         await delete(database, tenant_id, reaper)
     assert numbers == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_deleted_tenant_gets_no_versions_and_keys(
+    database: Database, tenant_id: str
+) -> None:
+    """An upload or a request for a key may be in progress when the tenant is deleted."""
+    async with database.transaction() as connection:
+        await add(connection, tenant_id, "a")
+        await lock_catalog(connection)
+        await tenants.delete_tenant(connection, await tenants.find_tenant(connection, tenant_id))
+        await create_key(connection, b"pepper", tenant_id, frozenset({"inference"}))
+    with pytest.raises(NotFound, match="no tenant"):
+        await load(database, tenant_id, "b")
+    with pytest.raises(NotFound, match="no tenant"):
+        async with database.transaction() as connection:
+            await add(connection, tenant_id, "c")
+    async with database.transaction() as connection:
+        assert await connection.fetch(sql["catalog_keys"], None) == []
 
 
 async def test_a_deleted_tenant_leaves_no_numbers(
