@@ -101,15 +101,14 @@ class ChatTemplate:
             "tools": None,
             "documents": None,
         }
-        self._takes_parts = False
-        """Whether the template expects a message's content as a list of parts, not as a text."""
-        self._shown_turns = ShownTurns(self._prompt_or_none)
-        if not self._shows_all(Conversation(ASKING)):
-            self._takes_parts = True
+        # A template that shows neither form gets texts.
+        for takes_parts in (False, True, False):
+            self._takes_parts = takes_parts
+            """Whether the template expects a message's content as a list of parts, not as a
+            text."""
             self._shown_turns = ShownTurns(self._prompt_or_none)
-            if not self._shows_all(Conversation(ASKING)):
-                self._takes_parts = False
-                self._shown_turns = ShownTurns(self._prompt_or_none)
+            if self._shows_all(Conversation(ASKING)):
+                break
         self.shows_tools = mentions_tools and all(map(self._shows_all, TOOL_CONVERSATIONS))
         """Whether the template itself renders tools. If not, they are described in plain
         messages."""
