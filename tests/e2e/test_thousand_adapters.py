@@ -25,6 +25,7 @@ from tests.oracle import Verdict
 from tests.scale import scaled
 from tests.stack import PLAIN, Stack, running
 from tests.worker_state import watched_worker, worker_metrics
+from workers.models.unnamed_ids import read_unnamed_ids
 from workers.wire.protocol import WorkerStatus
 
 pytestmark = pytest.mark.full
@@ -185,13 +186,15 @@ def judge(
         of_adapter[name].append((prompt, answer))
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     oracle = PeftModel.from_pretrained(base, str(next(iter(folders.values())))).eval()
+    unnamed = read_unnamed_ids(model, base.config.vocab_size, [base.config.eos_token_id])
     verdict, fingerprints = Verdict(), []
     for name, some in of_adapter.items():
         weights = load_file(folders[name] / "adapter_model.safetensors")
         assert not set_peft_model_state_dict(oracle, weights).unexpected_keys
         rows = [[1, 2, 3], *(prompt + answer[:-1] for prompt, answer in some)]
-        logits = forward(oracle, rows)
+        logits = forward(oracle, rows).clone()
         fingerprints.append(logits[0, 2].clone())
+        logits[..., unnamed] = -torch.inf
         for row, (prompt, answer) in zip(logits[1:], some, strict=True):
             verdict.add(row[len(prompt) - 1 :], answer, name)
     assert verdict.num_tokens == NUM_REQUESTS * NUM_TOKENS
