@@ -75,6 +75,8 @@ class Schedule:
     """Whether a waiting sequence lacks memory that is shared with other models."""
     computing: dict[bytes | None, Sequence] = field(default_factory=dict[bytes | None, Sequence])
     """Started prompts by the key of the page that they compute next."""
+    lists_all: bool = False
+    """Whether a running sequence lists the vocabulary (see `SamplingParams.lists_vocabulary`)."""
 
     @property
     def num_tokens(self) -> int:

@@ -201,6 +201,7 @@ class Scheduler:
             return
         self._admission.begin_step(self._now, [*self.running, *self.leaving])
         schedule.computing = {s.page_key(s.block_table.num_committed): s for s in begun}
+        schedule.lists_all = any(s.request.params.lists_vocabulary for s in self.running)
         for sequence in self.policy.in_turn():
             if not sequence.is_waiting:
                 self._continue(sequence, schedule, self.policy.room(sequence))
@@ -232,8 +233,7 @@ class Scheduler:
             return Blocked(BlockReason.CONSTRAINT, (ErrorCode.INVALID, constraint.failure))
         if not self.policy.room(sequence):
             return Blocked(BlockReason.BUDGET)
-        lists_all = sequence.request.params.lists_vocabulary
-        if lists_all and any(s.request.params.lists_vocabulary for s in self.running):
+        if schedule.lists_all and sequence.request.params.lists_vocabulary:
             return LATER  # because each of them keeps the host busy in each step
         if self._awaits_page(sequence, schedule):
             return LATER
@@ -354,6 +354,7 @@ class Scheduler:
         sequence.slot = self._slots.allocate(sequence.tokens)
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
+        schedule.lists_all |= sequence.request.params.lists_vocabulary
         self.policy.start(sequence)
         self._admission.remove_waiting(sequence)
         self.intake.on_start(sequence)

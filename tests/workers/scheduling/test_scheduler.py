@@ -571,6 +571,38 @@ def test_a_step_lists_the_vocabulary_for_one_sequence(num_tokens: int) -> None:
     assert one.counter - two.counter >= (8 * num_tokens - 1) * LISTED_COST
 
 
+def test_sequences_that_wait_for_the_list_of_another_cost_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many sequences run, each is looked at a few times in a step."""
+    num_waiting, num_running, num_calls = 200, 16, 0
+    simulation = Simulation(num_pages=4096, max_num_seqs=2 * num_running)
+
+    def submit(number: int, logprobs: int | None) -> None:
+        request = generate(number, [number % 90] * 4, 100)
+        params = msgspec.structs.replace(request.params, logprobs=logprobs, ignore_eos=True)
+        simulation.submit(msgspec.structs.replace(request, params=params))
+
+    for number in range(num_running):
+        submit(number, None)
+    for number in range(num_running, num_running + num_waiting):
+        submit(number, ALL_TOKENS)
+    for _ in range(5):
+        simulation.step()
+    assert len(simulation.scheduler.running) == num_running + 1
+    plain = SamplingParams.lists_vocabulary.fget
+    assert plain is not None
+
+    def count(params: SamplingParams) -> bool:
+        nonlocal num_calls
+        num_calls += 1
+        return plain(params)
+
+    monkeypatch.setattr(SamplingParams, "lists_vocabulary", property(count))
+    simulation.step()
+    assert num_calls <= 2 * (num_waiting + 2 * num_running)
+
+
 def test_lists_of_the_vocabulary_are_charged_for_generated_tokens_alone() -> None:
     """Neither tokens that the request did not need nor a preemption make them cost more."""
     simulation = Simulation()
