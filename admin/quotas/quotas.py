@@ -93,14 +93,18 @@ async def limits_in_use(connection: Connection, quota: QuotaDetails) -> dict[str
     return found
 
 
-async def holdings_in_use(connection: Connection, quota: QuotaDetails) -> dict[str, LimitUse]:
-    """Returns the use of each of a tenant's limits on adapters, by the limit's name."""
+async def holdings_in_use(
+    connection: Connection, quota: QuotaDetails, default_bytes: int | None
+) -> dict[str, LimitUse]:
+    """Returns the use of each of a tenant's limits on adapters, by the limit's name.
+    `default_bytes` is the limit of a tenant without `adapter_bytes`, or None for no limit."""
     held = await connection.fetchrow(sql["adapters_held"], quota.subject, "", "")
     pins = await connection.fetchrow(sql["pinned_bytes"], quota.subject)
     assert held is not None and pins is not None
     found = {"pin_bytes": LimitUse(pins["allowed"], pins["used"])}
     if quota.adapters is not None:
         found["adapters"] = LimitUse(quota.adapters, held["adapters"])
-    if quota.adapter_bytes is not None:
-        found["adapter_bytes"] = LimitUse(quota.adapter_bytes, held["bytes"])
+    most_bytes = default_bytes if quota.adapter_bytes is None else quota.adapter_bytes
+    if most_bytes is not None:
+        found["adapter_bytes"] = LimitUse(most_bytes, held["bytes"])
     return found

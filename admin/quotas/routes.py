@@ -40,7 +40,7 @@ class OwnQuotaController(Controller):
         """Shows the quota of the key's tenant. 400 `tenant_missing` for an admin key."""
         async with request.reading() as connection:
             holder = await _tenant(connection, request.user, None)
-            return (await _show(connection, holder)).content
+            return (await _show(request, connection, holder)).content
 
 
 class TenantQuotaController(Controller):
@@ -54,7 +54,8 @@ class TenantQuotaController(Controller):
         """Shows a tenant's limits, and how much of each is used and left. The ETag covers only the
         limits."""
         async with request.reading() as connection:
-            return await _show(connection, await _tenant(connection, request.user, tenant))
+            holder = await _tenant(connection, request.user, tenant)
+            return await _show(request, connection, holder)
 
     @put(guards=[requires(ADMIN)])
     async def set_quota(
@@ -87,7 +88,8 @@ class KeyQuotaController(Controller):
     ) -> Tagged[KeyQuotaView]:
         """Shows a key's limits and their use. A tenant's key sees only its own quota."""
         async with request.reading() as connection:
-            return await _show(connection, await _key(connection, request.user, key_id))
+            holder = await _key(connection, request.user, key_id)
+            return await _show(request, connection, holder)
 
     @put(guards=[requires(ADMIN)])
     async def set_quota(
@@ -150,11 +152,12 @@ async def _limits(connection: Connection, holder: _Holder) -> KeyLimits:
     return limits_of(holder.limits, await quotas.find_quota(connection, *holder.place))
 
 
-async def _show(connection: Connection, holder: _Holder) -> Tagged[Any]:
+async def _show(request: AdminRequest, connection: Connection, holder: _Holder) -> Tagged[Any]:
     quota = await quotas.find_quota(connection, *holder.place)
     used = await quotas.limits_in_use(connection, quota)
     if holder.limits is TenantLimits:
-        used |= await quotas.holdings_in_use(connection, quota)
+        default_bytes = request.plane.config.default_adapter_bytes
+        used |= await quotas.holdings_in_use(connection, quota, default_bytes)
     use = {name: UseView.of(name, each) for name, each in used.items()}
     return tagged(limits_of(holder.view, quota, use=use), etag(limits_of(holder.limits, quota)))
 
@@ -166,7 +169,7 @@ async def _set(
         holder = await find(connection, request.user, reference)
         await preconditions.lock(connection, if_match, _limits, holder)
         await quotas.set_quota(connection, *holder.place, quota_of(holder.subject, data))
-        return await _show(connection, holder)
+        return await _show(request, connection, holder)
 
 
 async def _clear(

@@ -87,7 +87,7 @@ class KeyQuotaView(KeyLimits, frozen=True, kw_only=True):
 
 class TenantQuotaView(TenantLimits, frozen=True, kw_only=True):
     use: dict[str, UseView]
-    """Use of each limit that is set."""
+    """Use of each limit that is set, and of the default of `adapter_bytes`."""
     updated_at: datetime | None
     object: str = "tenant.quota"
 

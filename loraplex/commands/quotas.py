@@ -159,8 +159,9 @@ def _show(quota: dict[str, Any]) -> None:
     if is_json():
         show_one(quota)
         return
-    # The use of `pin_bytes` is also reported for tenants without limits, because its default is 0.
-    if quota["use"].keys() <= {"pin_bytes"} and not quota.get("pin_bytes"):
+    # The use of these two is also reported for tenants without limits, because they have defaults.
+    is_unset = not quota.get("pin_bytes") and quota.get("adapter_bytes") is None
+    if quota["use"].keys() <= {"pin_bytes", "adapter_bytes"} and is_unset:
         tell("no limits are set; `loraplex quota set` sets some")
     show_list([_row(name, use) for name, use in quota["use"].items()], COLUMNS)
     if quota.get("cached_weight", 100) != 100:

@@ -7,11 +7,16 @@ import random
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import httpx
+import msgspec
 import pytest
+from litestar import Litestar
 
 from adapters.store.folder import LocalStore
 from admin.adapters import retirement, versions
+from admin.http.plane import AdminPlane
 from admin.keys import keys
 from admin.tenants import tenants
 from admin.upkeep import reaper as reaper_module
@@ -22,8 +27,9 @@ from store.database import Database
 from store.errors import Conflict, NotFound
 from store.queries import load_catalog, sql
 from store.records import TENANT_SCOPES
-from tests.admin.conftest import PEPPER
+from tests.admin.conftest import CONFIG, PEPPER, Plane
 from tests.admin.lifecycle import add, claim, make_ready, make_tenant, manifest, prove
+from tests.loraplex.commands.test_cli import run_for_both
 from tests.scale import scaled
 
 COUNTED = """
@@ -183,3 +189,25 @@ def test_the_share_is_of_the_store_s_disk(tmp_path: Path) -> None:
     settings = load_settings({"data_dir": tmp_path / "later" / "still"}, {})
     assert disk_share(settings) == total // 4
     assert disk_share(load_settings({"store": "s3://bucket/x"}, {})) is None
+
+
+async def test_the_share_of_a_tenant_without_a_limit_is_shown(plane: Plane, app: Litestar) -> None:
+    admin: AdminPlane = app.state.admin
+    admin.config = msgspec.structs.replace(CONFIG, default_adapter_bytes=800)
+    acme = await plane.tenant("acme", scopes=["usage:read"])
+
+    async def shown(client: httpx.AsyncClient, path: str) -> tuple[Any, Any]:
+        quota = (await client.get(path)).json()
+        return quota["adapter_bytes"], quota["use"].get("adapter_bytes", {}).get("limit")
+
+    assert await shown(acme, "quota") == (None, 800)
+    assert await shown(plane.client, "tenants/acme/quota") == (None, 800)
+    table, note = await run_for_both(plane, "quota", "show", "--tenant", "acme")
+    assert "no limits are set" in note and "800" in table
+    for limit in (0, 9000):
+        await plane.client.put("tenants/acme/quota", json={"adapter_bytes": limit})
+        assert await shown(acme, "quota") == (limit, limit)
+    await plane.client.delete("tenants/acme/quota")
+    assert await shown(acme, "quota") == (None, 800)
+    admin.config = CONFIG
+    assert await shown(acme, "quota") == (None, None)
