@@ -43,6 +43,12 @@ unions can have exponentially many branches. Beyond this number, an object may h
 of all branches of its unions."""
 
 
+TOO_MANY = (
+    "too many {} to refuse undeclared properties. Say 'additionalProperties' in each object, or"
+    " simplify the schema"
+)
+
+
 class Around(NamedTuple):
     """Declarations of the schemas that apply to the same value as a branch of a union."""
 
@@ -69,8 +75,12 @@ class Survey:
 
 def closed_schema(schema: Any) -> Any:
     """Returns a JSON Schema that accepts the same values, except objects with properties that are
-    not declared. Raises ValueError if too many schemas would have to be visited."""
-    return _Closing(schema).result()
+    not declared. Raises ValueError if too many schemas would have to be visited, or if too many
+    references follow one another."""
+    try:
+        return _Closing(schema).result()
+    except RecursionError:
+        raise ValueError(TOO_MANY.format("'$ref' lead from one to the next")) from None
 
 
 class _Closing:
@@ -212,10 +222,8 @@ class _Closing:
         Raises ValueError if they are too many in all."""
         self._num_steps += 1 + num_names // 2
         if self._num_steps > MAX_VISITS:
-            raise ValueError(
-                "too many 'allOf', '$ref' and unions apply to the same values to refuse undeclared "
-                "properties. Say 'additionalProperties' in each object, or simplify the schema"
-            )
+            what = "'allOf', '$ref' and unions apply to the same values"
+            raise ValueError(TOO_MANY.format(what))
 
     def _survey(self, schema: Any, *, follows_unions: bool = False) -> Survey:
         """Returns what a schema and the schemas that it applies to the same value declare. Includes

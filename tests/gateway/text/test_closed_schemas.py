@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from gateway.text.closed_schemas import MAX_STEPS, closed_schema
-from gateway.text.grammar_limits import MAX_PATH
+from gateway.text.grammar_limits import MAX_PATH, check_schema
 from gateway.text.json_schemas import held_schema
 from tests.doubles import make_tokenizer
 from tests.gateway.text.odd_schemas import ODD_SCHEMAS
@@ -383,3 +383,23 @@ def test_closing_refuses_all_that_is_not_declared(schema: Any) -> None:
     sealed = jsonschema_rs.Draft202012Validator(schema | SEAL)
     for each in OBJECTS:
         assert sealed.is_valid(each) or not after.is_valid(each), each
+
+
+def test_a_long_chain_of_references_is_refused() -> None:
+    """Each group of definitions is a cycle that leads on to the next group. Visited from `items`,
+    each group ends soon, so that `check_schema` finds no long path; from `z`, all are one path."""
+    num_groups, size = 20, 25
+    definitions: dict[str, Any] = {}
+    for group in range(num_groups):
+        for number in range(size):
+            ends = [f"{group}_{(number + 1) % size}"]
+            if number == size - 2 and group:
+                ends.append(f"{group - 1}_{size - 1}")
+            named = {end: {"$ref": f"#/$defs/{end}"} for end in ends}
+            definitions[f"{group}_{number}"] = {"properties": named}
+    begins = {f"p{group}": {"$ref": f"#/$defs/{group}_0"} for group in range(num_groups)}
+    last = {"$ref": f"#/$defs/{num_groups - 1}_{size - 1}"}
+    schema = {"items": {"properties": begins}, "properties": {"z": last}, "$defs": definitions}
+    check_schema(schema, param="response_format")
+    with pytest.raises(ValueError, match="too many '\\$ref' lead from one to the next"):
+        closed_schema(schema)
