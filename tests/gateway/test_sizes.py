@@ -16,7 +16,7 @@ from tests.gateway.service import Service
 from tools.source_tree import ROOT
 
 PACKAGES = ("gateway", "admin", "loraplex", "store", "web")
-MAX_LINES = 44_180
+MAX_LINES = 44_200
 """Lines of Python of these packages. A feature that needs more raises it."""
 MAX_CHAT_FILES = 58
 """Files of gateway/, web/ and store/ in which a chat request runs code, from its head to its last
