@@ -80,7 +80,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "too_many_refusals": (429, "Too many of the tenant's requests were refused recently."),
     "too_many_unread": (
         503,
-        "Clients have not read too many bytes of answers yet. Read them, or ask for smaller ones.",
+        "Answers that are generated or not read yet are too large in all. Stream, or ask for less.",
     ),
     "unsupported_constraint": (
         400,

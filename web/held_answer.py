@@ -25,8 +25,8 @@ TENANT_PART = 4
 """Divisor of this maximum. The quotient is the maximum of one tenant, and holds the largest answer,
 of 2,097,152 numbers."""
 _EXCEEDED: dict[Excess, str] = {
-    "tenant": "Too many bytes of this tenant's answers are not read yet.",
-    "all": "Too many bytes of answers are not read yet.",
+    "tenant": "This tenant's answers that are generated or not read yet may be too large together.",
+    "all": "All answers that are generated or not read yet may be too large together.",
 }
 
 
