@@ -22,7 +22,7 @@ def test_a_refusal_because_of_other_tenants_ends_with_their_answers() -> None:
     others = [answer_of(f"other{number}", budget) for number in range(TENANT_PART)]
     for each in others:
         each.reserve(100)
-    with pytest.raises(Overloaded, match="Too many bytes of answers"):
+    with pytest.raises(Overloaded, match="All answers"):
         answer_of("own", budget).reserve(50)
     for each in others:
         each.end()
@@ -35,9 +35,9 @@ def test_a_refusal_because_of_own_answers_ends_with_the_first_of_them() -> None:
     budget = AnswerBudget(TENANT_PART * 100)
     held = answer_of("own", budget)
     held.reserve(80)
-    with pytest.raises(Overloaded, match="this tenant's"):
+    with pytest.raises(Overloaded, match="This tenant's"):
         answer_of("own", budget).reserve(50)
-    with pytest.raises(Overloaded, match="this tenant's"):
+    with pytest.raises(Overloaded, match="This tenant's"):
         answer_of("own", budget).refuse_if_full()
     held.end()
     answer_of("own", budget).refuse_if_full()
@@ -46,10 +46,10 @@ def test_a_refusal_because_of_own_answers_ends_with_the_first_of_them() -> None:
 def test_a_small_request_is_refused_for_its_own_answer_only() -> None:
     budget = AnswerBudget(TENANT_PART * 100)
     answer_of("own", budget).reserve(80)
-    with pytest.raises(Overloaded, match="this tenant's"):
+    with pytest.raises(Overloaded, match="This tenant's"):
         answer_of("own", budget, 100).reserve(50)
     small = answer_of("own", budget, 200)
     small.refuse_if_full()
     small.reserve(5)
-    with pytest.raises(Overloaded, match="this tenant's"):
+    with pytest.raises(Overloaded, match="This tenant's"):
         answer_of("own", budget, 200_000).refuse_if_full()
