@@ -44,7 +44,7 @@ console = Console(width=180)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One measurement beside an attack, or alone."""
+    """Measurement beside an attack, or alone."""
 
     noticed: Noticed
     ratio: float

@@ -241,7 +241,7 @@ async def test_planes_need_every_file_and_take_more(dsn: str, empty_dsn: str):
 
 
 def test_post_files_of_a_version_come_after_its_pre_files():
-    """Those since 0.1.0: else the roll-out would not wait for them."""
+    """Checks the files since 0.1.0. Otherwise the roll-out would not wait for the post files."""
     kinds = [file.is_post for file in load_migrations()[1:]]
     assert kinds == sorted(kinds)
 

@@ -44,7 +44,7 @@ class Attack(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What the process is to do: an attack on the gateway at a URL, with a key or none."""
+    """Order to the process: an attack on the gateway at a URL, with a key or without one."""
 
     url: str
     key: str

@@ -81,7 +81,7 @@ def _large() -> bytes:
 
 @asynccontextmanager
 async def attacked(folder: Path, **settings: Any) -> AsyncIterator[Cluster]:
-    """One gateway and one worker on a paced device. The tenants are an ordinary one, and one for
+    """Starts one gateway and one worker on a paced device. Creates an ordinary tenant and one for
     each attack, so that the refusals of one attack do not end the next."""
     async with running_cluster(
         folder,

@@ -56,7 +56,7 @@ POINTS = {
     "placed": (DeviceTier, "serve"),
     "tables": (Slots, "write"),
 }
-"""What fails once it has done its work: the fetch, the copy and the tables of an adapter."""
+"""Stages that fail after they have done their work: fetch, copy and tables of an adapter."""
 CANCELS = ("queued", "fetching", "copying", "resident")
 
 

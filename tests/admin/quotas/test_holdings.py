@@ -1,5 +1,5 @@
-"""What a tenant holds is one row, which agrees with its versions whatever happens to them; and a
-tenant of many adapters is deleted in batches, while its keys and names stop at once."""
+"""Tests that the row with the holdings of a tenant agrees with its versions after every change, and
+that a tenant of many adapters is deleted in batches, while its keys and names stop at once."""
 
 from __future__ import annotations
 

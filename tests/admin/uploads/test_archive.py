@@ -201,7 +201,7 @@ def test_the_other_files_of_an_archive_are_named(tmp_path: Path, pack: Pack) -> 
 def test_of_adapters_inside_an_adapter_the_outer_one_is_taken(
     tmp_path: Path, pack: Pack, outer: str
 ) -> None:
-    """As a trainer writes them; the order in the archive is no matter."""
+    """Reads files as a trainer writes them, in any order of the archive."""
     first = {f"{outer}{name}": b"outer" for name in ADAPTER}
     members = inside(f"{outer}checkpoint-5") | first | inside(f"{outer}older")
     config, named = unpack_named(tmp_path, pack(**members))

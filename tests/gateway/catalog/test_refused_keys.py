@@ -89,7 +89,7 @@ async def test_the_address_is_that_behind_a_trusted_proxy(live: Live) -> None:
 
 
 async def test_keys_for_metrics_and_for_loads_are_counted_too(live: Live) -> None:
-    """By the routes that a gateway serves beside its own."""
+    """Counts keys that the routes of other planes on a gateway refuse."""
     lacks = await issue(live, "usage:read")
     async with live.gateway() as served:
         forwarding = Forwarding("http://127.0.0.1:1", served.gateway, AdminConfig(pepper=PEPPER))

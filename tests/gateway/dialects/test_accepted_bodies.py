@@ -144,7 +144,7 @@ MAPS = {"type": "object", "properties": {}, "$defs": {}, "patternProperties": {"
 
 @pytest.mark.parametrize("inner", [False, True])
 def test_empty_lists_in_place_of_empty_objects(inner: bool) -> None:
-    """As PHP writes them, in the schemas of tools of all dialects."""
+    """Accepts the empty lists that PHP writes, in the schemas of tools of all dialects."""
     given: Any = {"type": "object", "properties": {"o": PHP}} if inner else PHP
     shown = {"type": "object", "properties": {"o": MAPS}} if inner else MAPS
     function = {"name": "f", "parameters": given}
@@ -202,7 +202,7 @@ SPACE = {"type": "namespace", "name": "files", "tools": [{"type": "function", "n
 
 
 def test_a_choice_of_a_tool_inside_a_namespace() -> None:
-    """By its bare name, unless several tools have it."""
+    """Finds a tool in a namespace by its bare name, unless several tools have that name."""
     choice = {"type": "function", "name": "read"}
     other, bare = SPACE | {"name": "mails"}, {"type": "function", "name": "read"}
     assert read("responses", tools=[SPACE], tool_choice=choice).tool_choice == NamedTool(
