@@ -1,8 +1,9 @@
-"""`python -m tools.mutants SEED [COUNT]`: shows which of COUNT mutants (default 20) the tests kill.
+"""`python -m tools.mutants SEED [COUNT [FOLDER ...]]`: shows which of COUNT mutants the tests kill.
 
-Cosmic Ray makes the mutants, the same number in each folder of `PARTS`: a random line is chosen,
-then a random mutation of that line. Each mutant is tested in a copy of the last commit with the
-tests of its folder, first the quick tier, then the rest. The output has one line for each mutant.
+Cosmic Ray makes the mutants, the same number in each folder (default: each of `PARTS`): a random
+line is chosen, then a random mutation of that line. Each mutant is tested in a copy of the last
+commit with the tests of its folder, first the quick tier, then the rest. The output has one line for
+each mutant. `python -m tools.mutants --again FILE` tries the mutants of such an output again.
 Cosmic Ray is not a dependency of this project:
 
     pip install --target DIR cosmic-ray
@@ -35,6 +36,16 @@ PARTS = {
     "adapters/pool": "tests/adapters/pool",
     "gateway/limits": "tests/gateway/limits",
     "gateway/metering": "tests/gateway/metering",
+    "gateway/dialects": "tests/gateway/dialects",
+    "gateway/dispatch": "tests/gateway/dispatch",
+    "gateway/http": "tests/gateway/http",
+    "web": "tests/web",
+    "admin/uploads": "tests/admin/uploads",
+    "admin/adapters": "tests/admin/adapters",
+    "admin/keys": "tests/admin/keys",
+    "admin/quotas": "tests/admin/quotas",
+    "workers/process": "tests/workers/process",
+    "workers/wire": "tests/workers/wire",
 }
 """Folder of the tests, by folder of the product."""
 WITHOUT_EFFECT = "ReplaceBinaryOperator_BitOr_"
@@ -52,7 +63,14 @@ class Mutant(NamedTuple):
     occurrence: int
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.operator.partition('/')[2]} {self.occurrence}"
+        return f"{self.file}:{self.line} {self.operator} {self.occurrence}"
+
+    @classmethod
+    def parse(cls, line: str) -> Mutant:
+        """Reads a line of the output."""
+        place, operator, occurrence, *_ = line.split()
+        file, _, number = place.partition(":")
+        return cls(Path(file), int(number), operator, int(occurrence))
 
 
 def drawn(rng: random.Random, part: str, count: int) -> list[Mutant]:
@@ -89,23 +107,32 @@ def judge(copy: Path, folder: str) -> str:
     return "SURVIVED"
 
 
+def tests_of(mutant: Mutant) -> str:
+    return next(tests for part, tests in PARTS.items() if mutant.file.is_relative_to(part))
+
+
+def chosen(seed: str, count: str = "28", *parts: str) -> list[Mutant]:
+    """Returns the mutants that the arguments of the command name."""
+    if seed == "--again":
+        return [Mutant.parse(line) for line in Path(count).read_text().splitlines()]
+    rng = random.Random(int(seed))
+    names = parts or tuple(PARTS)
+    return [mutant for part in names for mutant in drawn(rng, part, int(count) // len(names))]
+
+
 def main() -> None:
-    seed, count = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 20
-    rng = random.Random(seed)
-    mutants = {part: drawn(rng, part, count // len(PARTS)) for part in PARTS}
+    mutants = chosen(*sys.argv[1:])
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
     with tempfile.TemporaryDirectory(prefix="loraplex-mutants-") as folder:
         copy = Path(folder)
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
             files.extractall(copy, filter="data")
-        for part, of_part in mutants.items():
-            for mutant in of_part:
-                path = copy / mutant.file
-                code = path.read_text()
-                mutated = mutate_code(code, get_operator(mutant.operator)(), mutant.occurrence)
-                path.write_text(mutated)
-                print(mutant, judge(copy, PARTS[part]), flush=True)
-                path.write_text(code)
+        for mutant in mutants:
+            path = copy / mutant.file
+            code = path.read_text()
+            path.write_text(mutate_code(code, get_operator(mutant.operator)(), mutant.occurrence))
+            print(mutant, judge(copy, tests_of(mutant)), flush=True)
+            path.write_text(code)
 
 
 if __name__ == "__main__":
