@@ -2,8 +2,8 @@
 
 Cosmic Ray makes the mutants, the same number in each folder (default: each of `PARTS`): a random
 line is chosen, then a random mutation of that line. Each mutant is tested in a copy of the last
-commit with the tests of its folder, first the quick tier, then the rest. The output has one line for
-each mutant. `python -m tools.mutants --again FILE` tries the mutants of such an output again.
+commit with the tests of its folder, first the quick tier, then the rest. The output has one line
+for each mutant. `python -m tools.mutants --again FILE` tries the mutants of such an output again.
 Cosmic Ray is not a dependency of this project:
 
     pip install --target DIR cosmic-ray
