@@ -1,9 +1,10 @@
 """`python -m tools.source_tree [CHECKOUT]`: prints sizes and imports of the product's source as a
 Markdown table, with one column for CHECKOUT, if it is given, and one for this tree.
 
-`test_architecture.py` checks import cycles and forbidden imports, and `test_ratchets.py` the sizes
-of the engine. The engine's reading path consists of the modules that `Engine` and `ModelRunner`
-import, directly or indirectly, without model families, layers and kernels.
+`test_architecture.py` checks import cycles and forbidden imports, and `test_ratchets.py` the lines
+of the packages and the imports of the engine. The engine's reading path consists of the modules
+that `Engine` and `ModelRunner` import, directly or indirectly, without model families, layers and
+kernels.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ PACKAGES = (
 )
 LARGE = ("gateway", "admin", "workers", "adapters", "loraplex")
 NOT_READ = ("ops", "workers.models", "workers.layers")
-CLASSES = ("Scheduler", "AdapterPool", "Engine")
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class SourceTree:
@@ -95,14 +94,6 @@ class SourceTree:
                 return module
         raise LookupError(class_name)
 
-    def class_node(self, name: str) -> ast.ClassDef:
-        (node,) = [
-            node
-            for node in self.trees[self.home_of(name)].body
-            if isinstance(node, ast.ClassDef) and node.name == name
-        ]
-        return node
-
     def with_one_importer(self, package: str) -> list[str]:
         importers = Counter(name for names in self.imports.values() for name in names)
         return [name for name in self.sources if is_within(name, package) and importers[name] == 1]
@@ -110,18 +101,6 @@ class SourceTree:
 
 def is_within(name: str, *places: str) -> bool:
     return any(name == place or name.startswith(place + ".") for place in places)
-
-
-def class_attributes(node: ast.ClassDef) -> set[str]:
-    """Returns the names of the attributes that the class's methods assign to `self`."""
-    return {
-        target.attr
-        for target in ast.walk(node)
-        if isinstance(target, ast.Attribute)
-        and isinstance(target.ctx, ast.Store)
-        and isinstance(target.value, ast.Name)
-        and target.value.id == "self"
-    }
 
 
 def spread(values: Iterable[int]) -> str:
@@ -133,15 +112,6 @@ def spread(values: Iterable[int]) -> str:
 
 def num_lines_of(nodes: Iterable[ast.AST]) -> list[int]:
     return [node.end_lineno - node.lineno + 1 for node in nodes]  # pyright: ignore
-
-
-def class_methods(node: ast.ClassDef) -> list[Function]:
-    return [each for each in node.body if isinstance(each, Function)]
-
-
-def class_size(tree: SourceTree, name: str) -> str:
-    node = tree.class_node(name)
-    return f"{len(class_attributes(node))} / {len(class_methods(node))}"
 
 
 def reading_path(tree: SourceTree) -> str:
@@ -180,8 +150,6 @@ def rows() -> dict[str, Callable[[SourceTree], str]]:
         found[f"{package}: files with one importer"] = lambda tree, package=package: str(
             len(tree.with_one_importer(package))
         )
-    for name in CLASSES:
-        found[f"`{name}`: attributes / methods"] = lambda tree, name=name: class_size(tree, name)
     found["function lines: p50 / p90 / max"] = lambda tree: spread(
         num_lines_of(tree.nodes((ast.FunctionDef, ast.AsyncFunctionDef)))
     )
