@@ -24,7 +24,6 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [name for name in {**before, **now} if before.get(name) != now.get(name)]
 
 
-@pytest.mark.full
 def test_answers_are_those_recorded(service: Service) -> None:
     before, now = recorded.read().exchanges, recorded.exchanges(service)
     for name in changes(before, now):
@@ -36,7 +35,6 @@ def test_answers_are_those_recorded(service: Service) -> None:
     assert not changes(before, now)
 
 
-@pytest.mark.full
 def test_documents_helps_and_metrics_are_those_recorded(service: Service) -> None:
     record = recorded.read()
     documents, helps = recorded.documents(service), recorded.helps()
