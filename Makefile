@@ -16,7 +16,7 @@ LOCK := requirements.lock
 # that crashes is not replaced: xdist does not always give the new one the rest, and then waits for ever.
 PYTEST := $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: serve test test-all durations soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards kernels gpu-kit api picture wheel clean
+.PHONY: serve test test-all durations soak chaos lint bench bench-gateway bench-swap lock sbom manifests kernels gpu-kit api picture wheel clean
 
 serve: .venv/serve.stamp
 	@echo "starting loraplex with the demo on http://127.0.0.1:$${LORAPLEX_PORT:-8000}"
@@ -71,9 +71,6 @@ gpu-kit: .venv/dev.stamp
 # docs/picture.svg, which the README shows.
 picture:
 	$(PYTHON) -m tools.picture
-
-dashboards: .venv/dev.stamp
-	$(BIN)/python -m tools.dashboards
 
 # For an image or a release; the file holds for this platform and for the indexes that it names. EXTRAS: of
 # pyproject.toml. TORCH_INDEX: another index, for PyTorch's builds for CPUs or for one version of CUDA.

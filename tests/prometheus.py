@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import yaml
 
+from tests.dashboards import FOLDER
 from tests.stack import free_port
-from tools.dashboards import FOLDER
 
 PROGRAM = shutil.which("prometheus")
 DEADLINE_S = 60.0

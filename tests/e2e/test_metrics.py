@@ -18,6 +18,7 @@ from openai import NotFoundError, RateLimitError
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.dashboards import alerts, queries
 from tests.doubles import write_adapter
 from tests.e2e.tiny import NAME, Tiny
 from tests.metric_table import (
@@ -40,7 +41,6 @@ from tests.otlp_receiver import (
 from tests.prometheus import PROGRAM, prometheus
 from tests.stack import PLAIN, Stack, running
 from tests.worker_state import worker_page
-from tools.dashboards import ALERTS, queries
 
 pytestmark = pytest.mark.full
 
@@ -431,7 +431,7 @@ def test_every_query_moves_in_a_real_prometheus(stack: Stack, tmp_path: Path) ->
         assert not [each for each in still if not any(name in each[1] for name in STILL)]
         (group,) = server.get("rules")["groups"]
         assert {rule["health"] for rule in group["rules"]} <= {"ok", "unknown"}
-        assert len(group["rules"]) == len(ALERTS)
+        assert len(group["rules"]) == len(alerts())
 
 
 def keep_busy(stack: Stack) -> None:
