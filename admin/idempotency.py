@@ -34,17 +34,17 @@ connection, and a seed for secrets: 32 random bytes that are the same for a repe
 
 
 async def done_once(
-    connection: Connection, pepper: bytes, key_id: str, given: str, digest: bytes, create: Create
+    connection: Connection, pepper: bytes, caller_id: str, given: str, digest: bytes, create: Create
 ) -> tuple[bytes, bytes, bool]:
     """Returns the seed, the answer, and whether an earlier request stored this answer. Calls
     `create` and stores its answer if no earlier request did.
 
-    `key_id` is the id of the caller's API key, `given` is the header's value, and `digest` is the
+    `caller_id` is the caller's id, `given` is the header's value, and `digest` is the
     digest of the whole request, from `digest_of`. Raises IdempotencyKeyReused if the header was
     used for another request.
     """
     header = given.encode()
-    row_id = _keyed(pepper, b"idempotency", key_id.encode(), header)
+    row_id = _keyed(pepper, b"idempotency", caller_id.encode(), header)
     row = await connection.fetchrow(
         sql["idempotency_claim"], row_id, digest, secrets.token_bytes(32)
     )

@@ -97,6 +97,19 @@ class Tenant(msgspec.Struct, frozen=True):
     created_at: datetime | None = None
 
 
+class Caller(msgspec.Struct, frozen=True):
+    """Who makes a request, as guards, the audit log and routes know it, however it has proved who
+    it is."""
+
+    id: str
+    """Id under which the audit log records what the caller does, such as the id of its API key."""
+    kind: Literal["key", "user", "system"]
+    """What the id names: an API key, a person who has signed in, or this server."""
+    tenant_id: str | None
+    """Id of the only tenant that the caller may see. None for an administrator."""
+    scopes: frozenset[str]
+
+
 class ApiKey(msgspec.Struct, frozen=True):
     """API key. `id` is the key's public part. Only a keyed hash of the whole key is stored."""
 
@@ -119,6 +132,11 @@ class ApiKey(msgspec.Struct, frozen=True):
     """Id of the key that this key was rotated from."""
     family: str | None = None
     """Id of the first key in a chain of rotated keys. None if this key is the first."""
+
+    @property
+    def caller(self) -> Caller:
+        """Caller of requests that are made with the key."""
+        return Caller(self.id, "key", self.tenant_id, self.scopes)
 
     @property
     def quota_subject(self) -> str:

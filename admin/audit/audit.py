@@ -25,7 +25,7 @@ import msgspec
 from store.database import EVERYTHING, Connection, Database, Row
 from store.errors import Invalid
 from store.queries import fetch_all, sql
-from store.records import ApiKey
+from store.records import Caller
 
 BEGINNING = bytes(32)
 """Value that the first row has in place of a previous row's hash."""
@@ -33,17 +33,17 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Originator of a change, as the audit log records it: API key, request id and address."""
+    """Originator of a change, as the audit log records it: caller, request id and address."""
 
-    key: ApiKey
+    caller: Caller
     request_id: str
     address: str | None
     """Address of the client. None if no request caused the change."""
 
     @property
     def sees(self) -> str:
-        """Id of the tenant whose rows the actor may see, or EVERYTHING for an admin key."""
-        return EVERYTHING if self.key.tenant_id is None else self.key.tenant_id
+        """Id of the tenant whose rows the actor may see, or EVERYTHING for an administrator."""
+        return EVERYTHING if self.caller.tenant_id is None else self.caller.tenant_id
 
 
 class AuditView(msgspec.Struct, frozen=True):
@@ -95,7 +95,8 @@ class VerificationView(msgspec.Struct, frozen=True):
 async def changing(database: Database, actor: Actor) -> AsyncGenerator[Connection]:
     """Opens a transaction that sees only the actor's rows and logs its changes as the actor's."""
     async with database.transaction(actor.sees) as connection:
-        await connection.execute(sql["audit_actor"], actor.key.id, actor.request_id, actor.address)
+        values = actor.caller.id, actor.request_id, actor.address
+        await connection.execute(sql["audit_actor"], *values)
         yield connection
 
 

@@ -17,7 +17,7 @@ from admin.keys.lookup import KeyLookup
 from admin.tenants import tenants
 from store.database import Connection
 from store.errors import Invalid, NotFound
-from store.records import ApiKey, Tenant, hash_key, parse_key
+from store.records import ApiKey, Caller, Tenant, hash_key, parse_key
 from web.body_budget import held_body
 from web.client_address import check_address
 from web.errors import Forbidden, Unauthenticated
@@ -33,7 +33,7 @@ _NO_HASH = bytes(32)
 
 
 def requires(*scopes: str, changes_rows: bool = True) -> Guard:
-    """Returns a guard that accepts keys with one of the scopes, and stores the key as
+    """Returns a guard that accepts keys with one of the scopes, and stores the caller as
     `request.user`. Calls with tenants' keys are rate limited. A call counts as a change, unless it
     is a GET or HEAD or `changes_rows` is false."""
 
@@ -43,17 +43,18 @@ def requires(*scopes: str, changes_rows: bool = True) -> Guard:
         try:
             key = await authenticate(plane.key_lookup, plane.config.pepper, header)
             check_address(key, connection.scope)
-            if key.scopes.isdisjoint(scopes):
+            caller = key.caller
+            if caller.scopes.isdisjoint(scopes):
                 raise Forbidden(f"This API key lacks the scope {' or '.join(scopes)}.")
         except (Unauthenticated, Forbidden) as error:
             plane.refused_keys.note(connection.scope, header, error)
             raise
-        if key.tenant_id is not None:
+        if caller.tenant_id is not None:
             is_read = cast(HTTPScope, connection.scope)["method"] in ("GET", "HEAD")
-            plane.tenant_rates.take(key.tenant_id, is_write=changes_rows and not is_read)
+            plane.tenant_rates.take(caller.tenant_id, is_write=changes_rows and not is_read)
         plane.key_uses.note(key.id)
-        held_body(connection.scope).charge(key.tenant_id or OPERATOR)
-        connection.scope["user"] = key
+        held_body(connection.scope).charge(caller.tenant_id or OPERATOR)
+        connection.scope["user"] = caller
 
     guard.__dict__["scopes"] = scopes
     return guard
@@ -73,18 +74,18 @@ async def authenticate(lookup: KeyLookup, pepper: bytes, authorization: str | No
     return key
 
 
-async def tenant_for(connection: Connection, key: ApiKey, reference: str | None) -> Tenant:
+async def tenant_for(connection: Connection, caller: Caller, reference: str | None) -> Tenant:
     """Returns the tenant that the caller refers to. A tenant's key can only refer to its own
     tenant.
 
     Raises NotFound for another tenant, as if it did not exist. Raises Invalid if an admin key is
     used without a `reference`.
     """
-    if key.tenant_id is None:
+    if caller.tenant_id is None:
         if not reference:
             raise Invalid("an admin key must say whose: give 'tenant'", "tenant_missing", "tenant")
         return await tenants.find_tenant(connection, reference)
-    own = await tenants.find_tenant(connection, key.tenant_id)
+    own = await tenants.find_tenant(connection, caller.tenant_id)
     if reference and reference not in (own.id, own.name):
         raise NotFound(f"no tenant {reference[:128]!r}", "tenant_not_found", "tenant")
     return own

@@ -188,7 +188,7 @@ class AdminPlane:
         except AdapterRejected as rejected:
             async with self.database.transaction(actor.sees) as connection:
                 error = rejected.to_dict()
-                await versions.add_rejected(connection, tenant.id, name, error, actor.key.id)
+                await versions.add_rejected(connection, tenant.id, name, error, actor.caller.id)
             raise
 
     async def _choose(
@@ -256,7 +256,7 @@ class AdminPlane:
         async def add(connection: Connection) -> tuple[int, bool]:
             template = new.serving.template_digest
             if template is not None and approves_template:
-                await versions.approve_template(connection, template, actor.key.id)
+                await versions.approve_template(connection, template, actor.caller.id)
             return await versions.add_version(connection, new, self.config.default_adapter_bytes)
 
         return await self._publish(new.manifest.digest, staged, actor, add)

@@ -15,7 +15,7 @@ from admin.http.plane import AdminPlane
 from admin.uploads.archive import StagingFolder
 from admin.uploads.upload import T, UploadForm, receive_form
 from store.database import Connection
-from store.records import ApiKey
+from store.records import Caller
 from web.client_address import client_address
 from web.request import PlaneRequest, UploadPace
 
@@ -24,8 +24,8 @@ BEHIND = "loraplex-gateways-behind"
 `unknown`."""
 
 
-class AdminRequest(PlaneRequest[ApiKey]):
-    """Request whose `user` is the API key that the route's guard accepted."""
+class AdminRequest(PlaneRequest[Caller]):
+    """Request whose `user` is the caller that the route's guard accepted."""
 
     @property
     def plane(self) -> AdminPlane:

@@ -26,7 +26,7 @@ from admin.quotas.schemas import (
 from admin.schemas import Deleted
 from store.database import Connection
 from store.errors import Invalid, NotFound
-from store.records import ApiKey
+from store.records import Caller
 
 OWN = [requires(ADMIN, USAGE_READ)]
 
@@ -129,15 +129,15 @@ class _Holder(NamedTuple):
         return self.tenant_id, None if self.subject == self.tenant_id else self.subject
 
 
-_Find = Callable[[Connection, ApiKey, str], Awaitable[_Holder]]
+_Find = Callable[[Connection, Caller, str], Awaitable[_Holder]]
 
 
-async def _tenant(connection: Connection, caller: ApiKey, reference: str | None) -> _Holder:
+async def _tenant(connection: Connection, caller: Caller, reference: str | None) -> _Holder:
     owner = await tenant_for(connection, caller, reference)
     return _Holder(owner.id, owner.id, owner.id, TenantLimits, TenantQuotaView)
 
 
-async def _key(connection: Connection, caller: ApiKey, key_id: str) -> _Holder:
+async def _key(connection: Connection, caller: Caller, key_id: str) -> _Holder:
     """Returns the holder of a key's quota. Raises NotFound if the key does not exist or the caller
     may not see it, and Invalid for an admin key."""
     if caller.tenant_id is not None and key_id != caller.id:

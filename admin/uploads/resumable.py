@@ -24,7 +24,7 @@ from admin.schemas import shown
 from admin.uploads.file_sink import FileSink
 from admin.uploads.upload import ARCHIVE_SUFFIXES, check_sha256
 from store.errors import Conflict, Invalid, NotFound
-from store.records import ApiKey, random_base62
+from store.records import Caller, random_base62
 from web.errors import TooLarge
 
 ID = re.compile(r"upl_[0-9A-Za-z]{24}", re.ASCII)
@@ -63,7 +63,7 @@ class ResumableUploads:
         self._idle_s = idle_s
         self._creating = asyncio.Lock()
 
-    async def create(self, key: ApiKey, num_bytes: int, filename: str) -> PartialUpload:
+    async def create(self, caller: Caller, num_bytes: int, filename: str) -> PartialUpload:
         """Creates an upload without any bytes. Raises Invalid if the file is neither a .tar nor a
         .zip, TooLarge if it has too many bytes, Conflict if the tenant has too many uploads, and
         OSError if the disk has too little room."""
@@ -71,7 +71,7 @@ class ResumableUploads:
             raise Invalid("an upload in pieces is a .tar or .zip", "archive_format", "filename")
         if num_bytes > self._max_bytes:
             raise TooLarge(f"an upload may have {self._max_bytes} bytes", param="bytes")
-        record = Record(key.tenant_id, num_bytes, filename)
+        record = Record(caller.tenant_id, num_bytes, filename)
         async with self._creating:
             return await asyncio.to_thread(self._create, record)
 
@@ -102,7 +102,7 @@ class ResumableUploads:
                 num_open += self._read(folder.name).tenant_id == tenant_id
         return num_open
 
-    async def find(self, key: ApiKey, upload_id: str) -> PartialUpload:
+    async def find(self, caller: Caller, upload_id: str) -> PartialUpload:
         """Returns an upload. Raises NotFound if it does not exist or belongs to another tenant."""
         missing = NotFound("no such upload, or it has expired", "upload_not_found", "upload")
         if not ID.fullmatch(upload_id):
@@ -111,7 +111,7 @@ class ResumableUploads:
             found = await asyncio.to_thread(self._read, upload_id)
         except FileNotFoundError:
             raise missing from None
-        if key.tenant_id not in (None, found.tenant_id):
+        if caller.tenant_id not in (None, found.tenant_id):
             raise missing
         return found
 
@@ -129,7 +129,7 @@ class ResumableUploads:
 
     async def append(
         self,
-        key: ApiKey,
+        caller: Caller,
         upload_id: str,
         offset: int,
         num_bytes: int,
@@ -142,9 +142,9 @@ class ResumableUploads:
         uses the upload, TooLarge if the upload would exceed its declared bytes (further bytes are
         not kept), Stalled, and OSError.
         """
-        await self.find(key, upload_id)
+        await self.find(caller, upload_id)
         with _held(self._store.incoming / upload_id):
-            found = await self.find(key, upload_id)
+            found = await self.find(caller, upload_id)
             check_offset(found, offset)
             left = found.bytes - offset
             if num_bytes > left:
@@ -156,19 +156,19 @@ class ResumableUploads:
                         await sink.write(chunk)
                 finally:
                     await sink.finish(sync=True)
-            return await self.find(key, upload_id)
+            return await self.find(caller, upload_id)
 
     @contextlib.asynccontextmanager
     async def completing(
-        self, key: ApiKey, upload_id: str, sha256: str | None
+        self, caller: Caller, upload_id: str, sha256: str | None
     ) -> AsyncGenerator[PartialUpload]:
         """Yields a complete upload, and keeps other requests from using it until the block ends.
         Removes the upload at the end of the block or if the adapter is rejected, but keeps it after
         any other error. Raises NotFound, Conflict if the upload is incomplete or in use, and
         Invalid if the checksum differs."""
-        await self.find(key, upload_id)
+        await self.find(caller, upload_id)
         with _held(self._store.incoming / upload_id):
-            found = await self.find(key, upload_id)
+            found = await self.find(caller, upload_id)
             check_offset(found, found.bytes)
             if sha256 is not None:
                 await check_sha256(sha256, found.data)
@@ -179,9 +179,9 @@ class ResumableUploads:
                 raise
             await _remove(found.folder)
 
-    async def delete(self, key: ApiKey, upload_id: str) -> None:
+    async def delete(self, caller: Caller, upload_id: str) -> None:
         """Deletes an upload. Raises NotFound, or Conflict while another request uses it."""
-        found = await self.find(key, upload_id)
+        found = await self.find(caller, upload_id)
         with _held(found.folder):
             await _remove(found.folder)
 

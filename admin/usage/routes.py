@@ -25,7 +25,7 @@ from admin.usage.usage import DIMENSIONS, Cursor, UsageQuestion, UsageSum, Width
 from store.database import Connection
 from store.errors import Invalid
 from store.money import PICO, format_dollars
-from store.records import ApiKey
+from store.records import Caller
 from store.stored_text import check_json
 
 DEFAULT_SPAN = timedelta(days=7)
@@ -131,11 +131,11 @@ class UsageController(Controller):
         return Response(UsagePage(data=views, has_more=more is not None, after=more))
 
 
-async def _tenant_id(connection: Connection, key: ApiKey, reference: str | None) -> str:
+async def _tenant_id(connection: Connection, caller: Caller, reference: str | None) -> str:
     """Returns the id of the tenant that the request names. Admin keys may name a deleted tenant."""
-    if key.tenant_id is None and reference:
+    if caller.tenant_id is None and reference:
         return (await tenants.find_past_or_present(connection, reference)).id
-    return (await tenant_for(connection, key, reference)).id
+    return (await tenant_for(connection, caller, reference)).id
 
 
 def _told_apart(group_by: str) -> list[str]:
