@@ -26,7 +26,7 @@ from workers.wire.transport.base import (
     Security,
     TransportError,
 )
-from workers.wire.transport.tls import TlsListener, bind, check_peer
+from workers.wire.transport.tls import TlsAcceptor, bind, check_peer
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
@@ -136,7 +136,7 @@ def _worker_end(reader: StreamReader, writer: StreamWriter) -> WorkerConnection:
     return WorkerConnection(reader, writer, msgspec.msgpack.Decoder[Any](ToWorker))
 
 
-class StreamListener:
+class Listener:
     """Listener that is an asyncio server. address: address to which peers connect, with the actual
     port if port 0 was requested. `close` also deletes the file of a Unix socket."""
 
@@ -152,9 +152,6 @@ class StreamListener:
             self._path.unlink(missing_ok=True)
 
 
-Listener = StreamListener | TlsListener
-
-
 async def connect_unix(address: str) -> GatewayConnection:
     return _gateway_end(*await asyncio.open_unix_connection(_path_of(address), limit=READ_LIMIT))
 
@@ -168,7 +165,7 @@ async def listen_unix(address: str, accept: Accept) -> Listener:
 
     path = _path_of(address)
     server = await asyncio.start_unix_server(serve, sock=bind_private(path), limit=READ_LIMIT)
-    return StreamListener(server, address, path)
+    return Listener(server, address, path)
 
 
 def bind_private(path: Path) -> socket.socket:
@@ -233,13 +230,10 @@ async def listen_tcp(address: str, accept: Accept, security: Security) -> Listen
 
     _require_security(address, security)
     host, port = _host_and_port(address)
-    if security.tls is not None:
-        sock = bind(host, port)
-        own = f"tcp://{host}:{sock.getsockname()[1]}"
-        return TlsListener(sock, own, security.tls, serve)
-    server = await asyncio.start_server(serve, sock=bind(host, port), limit=READ_LIMIT)
+    begin = serve if security.tls is None else TlsAcceptor(security.tls, serve)
+    server = await asyncio.start_server(begin, sock=bind(host, port), limit=READ_LIMIT)
     port = server.sockets[0].getsockname()[1]
-    return StreamListener(server, f"tcp://{host}:{port}")
+    return Listener(server, f"tcp://{host}:{port}")
 
 
 async def _say_refused(connection: WorkerConnection, error: PeerRefused) -> None:

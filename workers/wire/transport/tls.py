@@ -1,5 +1,5 @@
-"""Mutual TLS over TCP: a check of the names in peers' certificates, and a listener that logs why it
-refuses a peer."""
+"""Mutual TLS over TCP: a check of the names in peers' certificates, and a log of why a peer is
+refused."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import asyncio
 import logging
 import socket
 import ssl
-from asyncio import StreamReader, StreamReaderProtocol, StreamWriter
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 from workers.wire.transport.base import MutualTLS, PeerRefused
 from workers.wire.transport.refusals import RefusalLog, why_no_handshake
@@ -18,8 +18,6 @@ from workers.wire.transport.refusals import RefusalLog, why_no_handshake
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
-ACCEPT_AGAIN_S = 0.5
-"""Seconds to pause after `accept` fails, for example because no file descriptor is free."""
 KINDS = {"DNS": "DNS", "URI": "URI", "IP Address": "IP"}
 """Map from Python's `ssl` names of the kinds of subject alternative names to the prefixes that
 these kinds have in patterns, for example `IP` in `IP:10.0.0.7`."""
@@ -70,43 +68,31 @@ class ServerContext:
         return self._context
 
 
-class TlsListener:
-    """Listener that accepts TLS connections and logs why a peer is refused."""
+class TlsAcceptor:
+    """Callback of an asyncio server that begins TLS on each connection and logs why a peer is
+    refused. The server itself would not tell why a handshake failed."""
 
-    def __init__(self, sock: socket.socket, address: str, tls: MutualTLS, serve: Serve) -> None:
+    def __init__(self, tls: MutualTLS, serve: Serve) -> None:
         """serve: function that handles a connection, and raises PeerRefused if it refuses the
         peer."""
-        self.address = address
-        self._sock = sock
         self._context = ServerContext(tls)
         self._serve = serve
         self._refusals = RefusalLog()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._accepting = asyncio.create_task(self._accept())
 
-    async def close(self) -> None:
-        self._accepting.cancel()
-        await asyncio.wait([self._accepting])
-        self._sock.close()
+    def __call__(self, reader: StreamReader, writer: StreamWriter) -> None:
+        # Before the first bytes are read, which are TLS.
+        cast(asyncio.Transport, writer.transport).pause_reading()
+        task = asyncio.create_task(self._handle(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, peer = await loop.sock_accept(self._sock)
-            except OSError as error:
-                log.warning("accepting connections failed: %s", error)
-                await asyncio.sleep(ACCEPT_AGAIN_S)
-                continue
-            task = asyncio.create_task(self._handle(sock, peer[0]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _handle(self, sock: socket.socket, peer: str) -> None:
+    async def _handle(self, reader: StreamReader, writer: StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")[0]
         try:
-            reader, writer = await self._shake_hands(sock)
+            await writer.start_tls(self._context.current(), ssl_handshake_timeout=HANDSHAKE_S)
         except OSError as error:
-            sock.close()
+            writer.close()
             self._refusals.refuse(peer, f"no TLS connection: {why_no_handshake(error)}")
             return
         try:
@@ -115,18 +101,6 @@ class TlsListener:
             self._refusals.refuse(peer, str(error))
         else:
             self._refusals.accept(peer)
-
-    async def _shake_hands(self, sock: socket.socket) -> tuple[StreamReader, StreamWriter]:
-        loop = asyncio.get_running_loop()
-        reader = StreamReader(limit=1 << 20, loop=loop)
-        protocol = StreamReaderProtocol(reader, loop=loop)
-        transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol,
-            sock,
-            ssl=self._context.current(),
-            ssl_handshake_timeout=HANDSHAKE_S,
-        )
-        return reader, StreamWriter(transport, protocol, reader, loop)
 
 
 def bind(host: str, port: int) -> socket.socket:
