@@ -22,8 +22,7 @@ from gateway.dispatch.shedding import FullQueues
 from gateway.dispatch.standings import Work
 from gateway.exceptions import NoWorker, PoisonRequest
 from workers.wire.client import WorkerClient, WorkerFailed
-from workers.wire.prefix_index import Prefix
-from workers.wire.protocol import ErrorCode, Generate, version_needed
+from workers.wire.protocol import ErrorCode, Generate
 
 WINDOW_S = 60
 SHARE = 0.1
@@ -101,7 +100,7 @@ class Failover:
         `num_bytes` is the size of the request's body."""
         if not request.num_resumed:
             excluded = [*excluded, *self.full.full(self._fleet.clients, request, num_bytes)]
-        work = _work_of(request)
+        work = Work.of([request])
         try:
             worker = self._fleet.choose(work, excluded)
         except NoWorker:
@@ -219,18 +218,3 @@ class RetryState:
             "The workers that ran this request were lost, one after the other. It is not sent to "
             "another."
         )
-
-
-def _work_of(request: Generate) -> Work:
-    adapter = None if request.adapter is None else request.adapter.digest
-    prefix = Prefix(
-        request.tokens,
-        model=request.model,
-        domain=request.cache_domain,
-        adapter=adapter,
-        activation=request.activation,
-        salt=request.cache_salt,
-    )
-    params = request.params
-    least_version = version_needed(params.logprobs, params.logprob_token_ids)
-    return Work(request.model, adapter, [prefix], 1, least_version)

@@ -1,9 +1,12 @@
-"""Creates the sequences of a checked request, one for each choice of each prompt."""
+"""Creates the frames of a checked request, one for each prompt, and their sequences, one for each
+choice."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -13,60 +16,34 @@ from gateway.dispatch.generation import Generation
 from gateway.dispatch.placement import PromptUsage, RemoteSequence
 from gateway.dispatch.prompts import Prompt
 from gateway.dispatch.run import Run
-from gateway.dispatch.standings import Work
 from gateway.limits.admission import Reservation
 from gateway.request import Request
 from gateway.text.tokenizer import SamplingDefaults
-from store.records import GenerationDefaults, ServedVersion
+from store.records import GenerationDefaults
 from workers.wire.client import WorkerClient
-from workers.wire.prefix_index import Prefix
-from workers.wire.protocol import (
-    Generate,
-    OutputKind,
-    SamplingParams,
-    version_needed,
-)
+from workers.wire.protocol import Generate, OutputKind, SamplingParams
 
 WHOLE_INTERVAL = 32
 """Number of tokens in each output frame of a worker if the client waits for the whole answer. If a
 worker is lost, the tokens that it has not sent are generated again."""
+FRAMES_AT_ONCE = 64
+"""Number of frames that are built without a pause. Each takes about 15 µs."""
 
 
-def work_of(run: Run) -> Work:
-    """Returns the request's requirements that determine which worker is chosen."""
-    version = run.target.version
-    prompts = [_prefix(run, prompt, version) for prompt in run.prompts]
-    num_sequences = len(prompts) * run.request.num_choices
-    return Work(
-        run.target.base.digest,
-        version and version.digest,
-        prompts,
-        num_sequences,
-        version_needed(run.request.num_logprobs, run.request.logprob_token_ids),
-    )
-
-
-def _prefix(run: Run, prompt: Prompt, version: ServedVersion | None) -> Prefix:
-    """Returns the key by which a prompt is found in prefix caches. Its fields must equal the fields
-    of the same meaning in the result of `_generate`."""
-    return Prefix(
-        prompt.tokens,
-        model=run.target.base.digest,
-        domain=run.caller.cache_domain,
-        adapter=version.digest if version and prompt.activation is not None else None,
-        activation=prompt.activation or 0,
-        salt=_salt(run, prompt),
-    )
-
-
-def _salt(run: Run, prompt: Prompt) -> str:
-    """Returns the salt of the prompt's KV pages: the version's salt, if the adapter acts in the
-    prompt, followed by the request's salt. If it does not act, the pages are the base model's."""
-    return ("" if prompt.activation is None else run.target.page_salt) + run.request.cache_salt
+async def frames_of(run: Run) -> list[Generate]:
+    """Returns the frame of each prompt, with all that is known before a worker is chosen. `plan`
+    fills in the rest. Lets other requests run after each `FRAMES_AT_ONCE` frames."""
+    frames: list[Generate] = []
+    for prompt in run.prompts:
+        frames.append(frame_of(run, prompt))
+        if len(frames) % FRAMES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return frames
 
 
 def plan(
     run: Run,
+    frames: Sequence[Generate],
     reservation: Reservation,
     worker: WorkerClient,
     adapter_layout: str,
@@ -74,14 +51,18 @@ def plan(
 ) -> Generation:
     """Returns a request's generation, which is not started yet. `adapter_layout` is the layout of
     `worker`, passed separately because the worker may have been lost in the meantime."""
+    adapter, timeout_s = run.target.adapter_for(adapter_layout), run.deadline - time.perf_counter()
     num_choices = run.request.num_choices
     sequences: list[RemoteSequence] = []
-    for prompt, max_tokens in zip(run.prompts, reservation.max_tokens, strict=True):
-        params = sampling_params(
-            run.request, run.target.serving.defaults, run.tokenizer.defaults, max_tokens
+    for prompt, frame, max_tokens in zip(run.prompts, frames, reservation.max_tokens, strict=True):
+        params = msgspec.structs.replace(
+            frame.params,
+            max_tokens=max_tokens,
+            min_tokens=min(frame.params.min_tokens, max_tokens),
         )
-        params = msgspec.structs.replace(params, rules=run.rules, stop_token_ids=run.stop_token_ids)
-        request = _generate(run, prompt, adapter_layout, params)
+        request = msgspec.structs.replace(
+            frame, params=params, adapter=frame.adapter and adapter, timeout_s=timeout_s
+        )
         usage = PromptUsage(len(prompt.tokens))
         for number in range(num_choices):
             if number:
@@ -97,14 +78,15 @@ def plan(
 
 
 def sampling_params(
-    request: Request, own: GenerationDefaults, defaults: SamplingDefaults, max_tokens: int
+    request: Request, own: GenerationDefaults, defaults: SamplingDefaults
 ) -> SamplingParams:
     """Returns sampling parameters. Values that the caller omits come from the adapter version's
-    defaults `own`, the base model's generation_config.json or OpenAI's defaults, in this order."""
+    defaults `own`, the base model's generation_config.json or OpenAI's defaults, in this order.
+    `max_tokens` is what the caller asks for, or 0."""
     top_k = _first(request.top_k, own.top_k, defaults.top_k, 0)
     repetition = (request.repetition_penalty, own.repetition_penalty, defaults.repetition_penalty)
     return SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=request.max_tokens or 0,
         seed=secrets.randbits(63) if request.seed is None else request.seed,
         temperature=_first(request.temperature, own.temperature, defaults.temperature, 1.0),
         top_k=max(int(top_k), 0),
@@ -116,17 +98,17 @@ def sampling_params(
         logit_bias=request.logit_bias,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
-        min_tokens=min(request.min_tokens, max_tokens),
+        min_tokens=request.min_tokens,
         logprobs=request.num_logprobs,
         logprob_token_ids=request.logprob_token_ids,
-        prompt_logprobs=_prompt_logprobs(request, max_tokens),
+        prompt_logprobs=_prompt_logprobs(request),
     )
 
 
-def _prompt_logprobs(request: Request, max_tokens: int) -> int | None:
+def _prompt_logprobs(request: Request) -> int | None:
     """Returns the number of most likely tokens that workers report with each prompt token, whether
     they are shown in the echo or apart from it. Returns None if the prompt is not scored."""
-    numbers = [0] if max_tokens == 0 and request.kind is OutputKind.GENERATE else []
+    numbers = [0] if _kind(request) is OutputKind.SCORE else []
     if request.scores_echo:
         numbers.append(request.num_logprobs or 0)
     if request.num_prompt_logprobs is not None:
@@ -141,38 +123,43 @@ def _first(*values: float | None) -> float:
     raise ValueError("all are None")
 
 
-def _generate(run: Run, prompt: Prompt, layout: str, params: SamplingParams) -> Generate:
-    """Returns the request for a worker. WorkerClient sets the request's id."""
+def frame_of(run: Run, prompt: Prompt) -> Generate:
+    """Returns the request for a worker, without the id, which WorkerClient sets, and with an
+    adapter whose checksum is not known. All keys of cached pages are derived from its fields."""
+    request, target = run.request, run.target
     # A stream shows each token at once. If a stop string or a second tool call may end the answer,
     # the gateway must see each token early, so that few tokens are generated after the end.
-    is_heard = run.request.stream or run.stops or not run.request.is_parallel
+    is_heard = request.stream or run.stops or not request.is_parallel
+    kind = _kind(request)
+    params = sampling_params(request, target.serving.defaults, run.tokenizer.defaults)
+    # If the adapter does not act in the prompt, the prompt's pages are the base model's.
+    is_adapted = prompt.activation is not None
     return Generate(
         id=0,
         request_id=run.request_id,
-        model=run.target.base.digest,
+        model=target.base.digest,
         tokens=prompt.tokens,
-        params=params,
-        kind=_kind(run.request, params),
+        params=msgspec.structs.replace(params, rules=run.rules, stop_token_ids=run.stop_token_ids),
+        kind=kind,
         cache_domain=run.caller.cache_domain,
-        adapter=None if prompt.activation is None else run.target.adapter_for(layout),
+        adapter=target.adapter_for("") if is_adapted else None,
         activation=prompt.activation or 0,
-        cache_salt=_salt(run, prompt),
+        cache_salt=(target.page_salt if is_adapted else "") + request.cache_salt,
         tenant=run.caller.tenant.id,
         weight=run.service.weight,
         service_class=run.service.service_class,
-        priority=run.request.priority,
-        timeout_s=run.deadline - time.perf_counter(),
+        priority=request.priority,
         stream_interval=1 if is_heard else WHOLE_INTERVAL,
         traceparent=run.trace.traceparent,
-        grammar=run.grammar if params.max_tokens else "",
+        grammar="" if kind is OutputKind.SCORE else run.grammar,
         pooling=run.pooling,
         labels=run.labels,
     )
 
 
-def _kind(request: Request, params: SamplingParams) -> OutputKind:
+def _kind(request: Request) -> OutputKind:
     """Returns the kind of output. A request for text with `max_tokens` 0 only gets the prompt's
     scores."""
-    if request.kind is OutputKind.GENERATE and not params.max_tokens:
+    if request.kind is OutputKind.GENERATE and request.max_tokens == 0:
         return OutputKind.SCORE
     return request.kind

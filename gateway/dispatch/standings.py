@@ -16,7 +16,14 @@ import msgspec
 
 from gateway.dispatch.worker_pool import Pool, W
 from workers.wire.prefix_index import Prefix
-from workers.wire.protocol import OLDEST_VERSION, AdapterStatus, ModelStatus, WorkerStatus
+from workers.wire.protocol import (
+    OLDEST_VERSION,
+    AdapterStatus,
+    Generate,
+    ModelStatus,
+    WorkerStatus,
+    version_needed,
+)
 
 STALE_S = 3.0
 """Seconds after which a status is stale. A worker with a stale status gets only requests that no
@@ -43,10 +50,36 @@ class Work:
     least_version: int = OLDEST_VERSION
     """Oldest version of the protocol that the worker may speak."""
 
+    @staticmethod
+    def of(frames: Sequence[Generate], num_choices: int = 1) -> Work:
+        """Returns the requirements of one request's frames. `num_choices` is the number of
+        sequences of each frame. This is the only place that derives a prompt's page keys from a
+        frame, so that the keys cannot differ from those of the worker that gets the frame."""
+        adapters = [frame.adapter.digest for frame in frames if frame.adapter is not None]
+        params = frames[0].params
+        return Work(
+            frames[0].model,
+            adapters[0] if adapters else None,
+            [_prefix(frame) for frame in frames],
+            len(frames) * num_choices,
+            version_needed(params.logprobs, params.logprob_token_ids),
+        )
+
     @cached_property
     def num_tokens(self) -> int:
         """Number of tokens of all prompts."""
         return sum(len(prompt.tokens) for prompt in self.prompts)
+
+
+def _prefix(frame: Generate) -> Prefix:
+    return Prefix(
+        frame.tokens,
+        model=frame.model,
+        domain=frame.cache_domain,
+        adapter=frame.adapter and frame.adapter.digest,
+        activation=frame.activation,
+        salt=frame.cache_salt,
+    )
 
 
 class ModelReport(msgspec.Struct, frozen=True):

@@ -22,8 +22,9 @@ from gateway.dispatch.generation import Generation
 from gateway.dispatch.in_flight import InFlightRequest
 from gateway.dispatch.prompts import encode_prompts
 from gateway.dispatch.run import Run, check_answer_of, constraints_of
-from gateway.dispatch.sequences import plan, work_of
+from gateway.dispatch.sequences import frames_of, plan
 from gateway.dispatch.settlement import Settlement
+from gateway.dispatch.standings import Work
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.handlers import HotRoute
 from gateway.http.request import HttpRequest
@@ -35,7 +36,7 @@ from gateway.text.grammars import GrammarUser
 from web.client_address import client_address
 from web.held_answer import held_answer
 from workers.wire.client import WorkerClient, WorkerFailed
-from workers.wire.protocol import ModelInfo
+from workers.wire.protocol import Generate, ModelInfo
 
 CHAT_COMPLETIONS = ChatCompletions()
 COMPLETIONS = Completions()
@@ -144,6 +145,7 @@ async def prepare(http: HttpRequest, request: Request, target: ResolvedModel) ->
 
 
 class Admitted(NamedTuple):
+    frames: list[Generate]
     worker: WorkerClient
     model: ModelInfo
     """Base model as the worker reported it when the worker was chosen."""
@@ -160,7 +162,8 @@ async def admit(http: HttpRequest, run: Run, full_workers: Sequence[WorkerClient
     size = check_answer_of(run, default_tokens)
     if not request.stream:
         held_answer(http.scope).reserve(size.num_bytes)
-    work = work_of(run)
+    frames = await frames_of(run)
+    work = Work.of(frames, request.num_choices)
     run.trace.enter("routing")
     worker = gateway.fleet.choose(work, full_workers)
     run.trace.annotate(partial(routing_attributes, gateway.fleet.weighed))
@@ -177,7 +180,7 @@ async def admit(http: HttpRequest, run: Run, full_workers: Sequence[WorkerClient
             num_choices=request.num_choices,
             max_model_len=min(target.base.max_model_len, model.max_model_len),
         )
-    return Admitted(worker, model, reservation)
+    return Admitted(frames, worker, model, reservation)
 
 
 def respond(
@@ -189,9 +192,9 @@ def respond(
     body: B,
 ) -> ASGIApp:
     """Returns a response that runs the generation, sends the answer and settles the request."""
-    worker, model, reservation = admitted
+    frames, worker, model, reservation = admitted
     run.trace.enter("stream")
-    generation = plan(run, reservation, worker, model.adapter_layout, gateway.failover)
+    generation = plan(run, frames, reservation, worker, model.adapter_layout, gateway.failover)
     context = AnswerContext(run.request_id, run.tokenizer.spelling.all, generation.sampling)
     format = dialect.answer_format(body, context)
     headers = _headers(run, reservation, generation)

@@ -6,23 +6,31 @@ from the drawn world itself, not from what the gateway makes of it.
 
 from __future__ import annotations
 
+import ast
 import random
+from collections import Counter
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
+
+import msgspec
+import pytest
 
 from gateway.catalog.auth import Principal
 from gateway.catalog.view import CatalogView
 from gateway.dispatch.prompts import make_prompt
 from gateway.dispatch.run import Run
-from gateway.dispatch.sequences import _generate, work_of
+from gateway.dispatch.sequences import frame_of
+from gateway.dispatch.standings import Work
 from gateway.request import Request
+from gateway.text.tokenizer import SamplingDefaults
 from memory.page_key import PAGE_TOKENS
 from store.records import Alias, ApiKey, BaseModel, CatalogSnapshot, ServedVersion, Tenant
 from tests.adapters.files import BASE
+from tools.source_tree import ROOT
 from workers.scheduling.sequence import Sequence
 from workers.wire.prefix_index import KEY_BYTES
-from workers.wire.protocol import SamplingParams
+from workers.wire.protocol import AdapterRef, Generate, SamplingParams
 
 NUM_REQUESTS = 100_000
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,7 +46,6 @@ KEY = ApiKey(id="k", tenant_id=None, hash=b"", scopes=frozenset())
 MODELS = [BaseModel(name, name, BASE, 4096, THEN) for name in ("tiny", "small")]
 CONTENTS: dict[str, tuple[int, ...]] = {"c0": (), "c1": (), "c2": (1, 2), "c3": (2,), "acme": ()}
 """Content digest of an adapter -> its invocation."""
-PARAMS = SamplingParams(max_tokens=1, seed=0)
 
 
 class World:
@@ -96,11 +103,9 @@ def page_keys(
     view: CatalogView, tenant: Tenant, model: str, salt: str | None, tokens: list[int]
 ) -> list[bytes]:
     """As a worker computes them from what the gateway sends."""
-    call = make_call(view, tenant, model, salt, tokens)
-    request = _generate(call, call.prompts[0], "layout", PARAMS)
     sequence = Sequence(
         0,
-        request,
+        make_frame(view, tenant, model, salt, tokens),
         arrival_s=0.0,
         end_tokens=frozenset(),
         block_table=cast("Any", None),
@@ -109,14 +114,15 @@ def page_keys(
     return sequence.page_keys(len(tokens) // PAGE_TOKENS)
 
 
-def make_call(
+def make_frame(
     view: CatalogView, tenant: Tenant, model: str, salt: str | None, tokens: list[int]
-) -> Run:
+) -> Generate:
     asked = Request(model=model, prompts=[[*tokens]], cache_salt=salt or "")
     target = view.resolve(tenant, model)
     prompts = [make_prompt(target, tokens)]
-    tokenizer = cast("Any", SimpleNamespace(pooling=None))
-    return Run("r", Principal(tenant, KEY), asked, target, tokenizer, prompts, 0.0, 0)
+    tokenizer = cast("Any", SimpleNamespace(pooling=None, defaults=SamplingDefaults()))
+    run = Run("r", Principal(tenant, KEY), asked, target, tokenizer, prompts, 0.0, 0)
+    return frame_of(run, prompts[0])
 
 
 def acts_from(content: str | None, tokens: list[int]) -> int | None:
@@ -173,6 +179,45 @@ def test_a_gateway_looks_for_the_keys_that_a_worker_has() -> None:
         tenant, model, _, _ = world.pick()
         salt = rng.choice([None, *WORDS])
         tokens = [rng.choice([0, 1, 2]) for _ in range(rng.randrange(1, 70))]
-        (prefix,) = work_of(make_call(view, tenant, model, salt, tokens)).prompts
+        (prefix,) = Work.of([make_frame(view, tenant, model, salt, tokens)]).prompts
         theirs = page_keys(view, tenant, model, salt, tokens)
         assert list(prefix.keys("layout")) == [key[:KEY_BYTES] for key in theirs]
+
+
+def test_page_keys_are_derived_from_frames_and_frames_are_made_in_one_place() -> None:
+    """A second derivation could forget a salt, and tenants would share pages."""
+    calls = Counter(
+        (node.func.id, path.name)
+        for path in (ROOT / "gateway").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    )
+    made = {name: file for name, file in calls if name in ("Generate", "Prefix", "PageHasher")}
+    assert made == {"Generate": "sequences.py", "Prefix": "standings.py"}
+    assert calls["Generate", "sequences.py"] == calls["Prefix", "standings.py"] == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "small"},
+        {"cache_domain": "tenant:other"},
+        {"cache_salt": "salt"},
+        {"adapter": None},
+        {"adapter": AdapterRef("c1")},
+        {"activation": 3},
+        {"tokens": [1] * 40},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_each_field_of_a_frame_that_identifies_pages_changes_their_keys(
+    other: dict[str, Any],
+) -> None:
+    params = SamplingParams(1, 0)
+    frame = Generate(0, "r", "tiny", [0] * 40, params, "tenant:a", AdapterRef("c0"))
+    keys = [
+        list(Work.of([each]).prompts[0].keys("layout"))
+        for each in (frame, msgspec.structs.replace(frame, **other))
+    ]
+    assert len(keys[0]) == len(keys[1]) == 40 // PAGE_TOKENS
+    assert not set(keys[0]) & set(keys[1])

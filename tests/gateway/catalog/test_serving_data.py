@@ -174,7 +174,7 @@ def test_defaults_come_before_the_base_model_s() -> None:
     """Of its generation_config.json."""
     base = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=40)
     asked = Request(model="support-bot", prompts=["Hi"])
-    params = sampling_params(asked, GenerationDefaults(temperature=0.1, top_k=0), base, 5)
+    params = sampling_params(asked, GenerationDefaults(temperature=0.1, top_k=0), base)
     assert (params.temperature, params.top_p, params.top_k) == (0.1, 0.9, 0)
 
 
