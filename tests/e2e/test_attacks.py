@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.attacks import Attacker
 from tests.e2e.cluster import TENANTS, Asked, running_cluster
 from tests.e2e.floods import other_tenant
 from tests.e2e.measured_gateway import SECTIONS_FILE, read_sections
@@ -59,6 +58,9 @@ class Peak:
 async def test_an_ordinary_tenant_does_not_notice_attacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # It makes large bodies when it is imported.
+    from tests.e2e.attacks import Attacker
+
     file = tmp_path / "sections"
     monkeypatch.setenv(SECTIONS_FILE, str(file))
     chance = random.Random(0)

@@ -13,11 +13,6 @@ import httpx
 import msgspec
 import openai
 import pytest
-from pydantic_ai import Agent as LibraryAgent
-from pydantic_ai.models.anthropic import AnthropicModel
-from pydantic_ai.models.openai import OpenAIResponsesModel
-from pydantic_ai.providers.anthropic import AnthropicProvider
-from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.gateway.scripts import Script, say, spelled
 from tests.gateway.service import Service, snapshot
@@ -255,6 +250,12 @@ def call_then_say(request: Generate) -> AsyncIterator[SequenceOutput]:
 @pytest.mark.parametrize("dialect", ["messages", "responses"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_agent_of_a_library(service: Service, dialect: str, stream: bool) -> None:
+    from pydantic_ai import Agent as LibraryAgent
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.models.openai import OpenAIResponsesModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+    from pydantic_ai.providers.openai import OpenAIProvider
+
     service.worker.script = call_then_say
     options: dict[str, Any] = {"api_key": service.keys.acme, "max_retries": 0, "timeout": 20}
     async with (

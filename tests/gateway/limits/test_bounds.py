@@ -161,17 +161,17 @@ def test_what_makes_sampling_longer_is_bounded_by_name(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"prompt": [7] * 2_000_000},
-        {"prompt": [[1]] * 1_000_000},
-        {"prompt": "a", "metadata": {str(number): "" for number in range(500_000)}},
-        {"prompt": "a", "logit_bias": {str(number): 1 for number in range(500_000)}},
+        lambda: {"prompt": [7] * 2_000_000},
+        lambda: {"prompt": [[1]] * 1_000_000},
+        lambda: {"prompt": "a", "metadata": {str(number): "" for number in range(500_000)}},
+        lambda: {"prompt": "a", "logit_bias": {str(number): 1 for number in range(500_000)}},
     ],
     ids=["ids", "lists", "metadata", "logit_bias"],
 )
 def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded(
-    fields: dict[str, Any],
+    fields: Callable[[], dict[str, Any]],
 ) -> None:
-    body = msgspec.json.encode({"model": "tiny", **fields})
+    body = msgspec.json.encode({"model": "tiny", **fields()})
     assert len(body) < MAX_BODY_BYTES
     begin = time.thread_time()
     with pytest.raises(InvalidRequest, match="commas") as refused:
