@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from operator import itemgetter
 
 from gateway import telemetry
-from gateway.dispatch.generation import Generation
-from gateway.dispatch.placement import WorkerTimes
+from gateway.dispatch.generation import Generation, WorkerTimes
 from gateway.dispatch.run import Run
 from gateway.tracing import Detail, Event, Stage, Value
 from workers.wire.client import WorkerClient
@@ -33,7 +32,7 @@ def answer_detail(run: Run, generation: Generation, outcome: str) -> Detail:
         **_request_attributes(run),
         **_usage_attributes(generation),
         "loraplex.outcome": outcome,
-        "loraplex.worker": generation.placement.worker_id,
+        "loraplex.worker": generation.worker_id,
     }
     return Detail(attributes, _events(generation), _stages(generation))
 
@@ -91,9 +90,9 @@ def _events(generation: Generation) -> list[Event]:
                 "loraplex.tokens_resumed": move.num_resumed,
             },
         )
-        for move in generation.placement.moves
+        for move in generation.moves
     ]
-    if (told := generation.placement.worker_times) is not None:
+    if (told := generation.worker_times) is not None:
         worker: dict[str, Value] = {"loraplex.worker": told.worker_id}
         events += [
             Event("preemption", told.sent_at + at_s, worker) for at_s in told.times.preempted_s
@@ -109,7 +108,7 @@ def _stages(generation: Generation) -> list[Stage]:
     """Returns the stages of the sequence whose worker reported times last. The worker's clock
     differs from the gateway's, so the stages are placed as if the sequence had reached the worker
     at the moment when it was sent."""
-    told = generation.placement.worker_times
+    told = generation.worker_times
     if told is None:
         return []
     times, worker = told.times, told.worker_id

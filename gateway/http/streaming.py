@@ -73,9 +73,9 @@ class GenerationResponse(ABC):
                 await self._keep_failure()
                 await ErrorAnswer(of_worker(error), scope)(scope, receive, send)
                 forget_frames(error)
-            await self.generation.placement.stop(LAST_REPORT_S)
+            await self.generation.stop(LAST_REPORT_S)
         finally:
-            self.generation.placement.cancel()
+            self.generation.cancel()
             self.settlement.settle(self._failure)
 
     @abstractmethod
@@ -85,7 +85,7 @@ class GenerationResponse(ABC):
     async def _keep_failure(self) -> None:
         """Records the usage before the error is sent, unless workers take longer than ANSWER_WAIT_S
         to report or the record cannot be written. A refused request has no usage."""
-        is_final = await self.generation.placement.stop(ANSWER_WAIT_S)
+        is_final = await self.generation.stop(ANSWER_WAIT_S)
         if is_final and not self.generation.is_refused:
             with contextlib.suppress(UsageUnavailable):
                 await self.settlement.keep(Status.FAILED)

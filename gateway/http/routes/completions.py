@@ -22,7 +22,7 @@ from gateway.dispatch.generation import Generation
 from gateway.dispatch.in_flight import InFlightRequest
 from gateway.dispatch.prompts import encode_prompts
 from gateway.dispatch.run import Run, check_answer_of, constraints_of
-from gateway.dispatch.sequences import frames_of, plan
+from gateway.dispatch.sequence import frames_of
 from gateway.dispatch.settlement import Settlement
 from gateway.dispatch.standings import Work
 from gateway.http.guards import INFERENCE, requires
@@ -194,7 +194,9 @@ def respond(
     """Returns a response that runs the generation, sends the answer and settles the request."""
     frames, worker, model, reservation = admitted
     run.trace.enter("stream")
-    generation = plan(run, frames, reservation, worker, model.adapter_layout, gateway.failover)
+    generation = Generation(
+        run, frames, reservation, worker, model.adapter_layout, gateway.failover
+    )
     context = AnswerContext(run.request_id, run.tokenizer.spelling.all, generation.sampling)
     format = dialect.answer_format(body, context)
     headers = _headers(run, reservation, generation)
@@ -217,7 +219,7 @@ def _headers(run: Run, reservation: Reservation, generation: Generation) -> Head
     if request.max_tokens is not None and min(reservation.max_tokens) < request.max_tokens:
         request = with_dropped(request, request.max_tokens_param)
     headers = [
-        (b"loraplex-worker", generation.placement.worker_id.encode()),
+        (b"loraplex-worker", generation.worker_id.encode()),
         *dropped_header(request),
     ]
     if version is not None:

@@ -11,7 +11,7 @@ import msgspec
 import openai
 import pytest
 
-from gateway.dispatch.sequences import sampling_params
+from gateway.dispatch.sequence import sampling_params
 from gateway.exceptions import InvalidRequest
 from gateway.request import Request
 from gateway.text.chat_template import CompiledTemplates

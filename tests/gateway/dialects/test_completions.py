@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.dispatch.sequences import WHOLE_INTERVAL
+from gateway.dispatch.sequence import WHOLE_INTERVAL
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import ids, repeat_prompt, say
 from workers.wire.protocol import OutputKind

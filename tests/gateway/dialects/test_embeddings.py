@@ -15,7 +15,7 @@ import openai
 import pytest
 from numpy.typing import NDArray
 
-from gateway.dispatch.placement import MAX_AT_ONCE
+from gateway.dispatch.generation import MAX_AT_ONCE
 from gateway.metering.segments import read_frames
 from gateway.metering.usage import Status, UsageRecord
 from tests.gateway.scripted import ScriptedWorker

@@ -1,27 +1,31 @@
-"""Creates the frames of a checked request, one for each prompt, and their sequences, one for each
-choice."""
+"""Sequences of one request, which compute its answers on workers, and the frames that are sent to
+begin them."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from gateway.dispatch.choice import Choice
-from gateway.dispatch.failover import Failover
-from gateway.dispatch.generation import Generation
-from gateway.dispatch.placement import PromptUsage, RemoteSequence
+from gateway.dispatch.failover import RetryState
 from gateway.dispatch.prompts import Prompt
 from gateway.dispatch.run import Run
-from gateway.limits.admission import Reservation
 from gateway.request import Request
 from gateway.text.tokenizer import SamplingDefaults
 from store.records import GenerationDefaults
-from workers.wire.client import WorkerClient
-from workers.wire.protocol import Generate, OutputKind, SamplingParams
+from workers.wire.client import Sink, WorkerClient
+from workers.wire.protocol import (
+    Generate,
+    OutputKind,
+    PromptProgress,
+    SamplingParams,
+    SequenceOutput,
+    TokenLogprobs,
+)
 
 WHOLE_INTERVAL = 32
 """Number of tokens in each output frame of a worker if the client waits for the whole answer. If a
@@ -30,51 +34,84 @@ FRAMES_AT_ONCE = 64
 """Number of frames that are built without a pause. Each takes about 15 µs."""
 
 
+class PromptUsage:
+    """Counter of the positions of a prompt, each counted once.
+
+    Every sequence computes a prompt from its start, so the positions that any of them has reached
+    are the first `num_reached`. If another sequence computes such a position again, or the same
+    sequence does after a preemption or a move, the position is not counted again.
+
+        choice 0, first worker   [cached | computed ...]          then the worker is lost
+        choice 0, second worker  [computed .................. | computed]
+        counted as                cached | computed           | computed
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_reached = 0
+        """Number of positions that were computed or found in a prefix cache."""
+        self.num_cached = 0
+        """Number of positions that were in the prefix cache before this request."""
+        self._num_tokens = num_tokens
+
+    @property
+    def is_whole(self) -> bool:
+        return self.num_reached == self._num_tokens
+
+    def note(self, event: SequenceOutput | PromptProgress) -> None:
+        """Counts the positions that a worker reports for one of the prompt's sequences. A sequence
+        with an output has computed its whole prompt."""
+        if isinstance(event, PromptProgress):
+            num_positions, num_cached = event.num_positions, event.num_cached
+        else:
+            num_positions, num_cached = self._num_tokens, event.num_cached_tokens
+        if num_positions > self.num_reached:
+            self.num_cached += max(min(num_cached, num_positions) - self.num_reached, 0)
+            self.num_reached = num_positions
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Choice of a prompt, with the worker that computes it and all that was received for it."""
+
+    frame: Generate
+    """Frame that was sent last, or that is sent next."""
+    choice: Choice
+    usage: PromptUsage
+    """Usage of the prompt, which all choices of the prompt share."""
+    worker: WorkerClient
+    worker_id: str
+    """Instance id of the worker when the sequence was sent."""
+    id: int = 0
+    """Id of the sequence in the worker's client."""
+    sent_at: float = 0.0
+    """Time of time.perf_counter() at which the sequence was sent last. 0 before that."""
+    tokens: list[int] = field(default_factory=list[int])
+    """Tokens generated so far by all its workers."""
+    retries: RetryState | None = None
+    """Failures of the sequence so far. None until the first failure."""
+    followers: list[Sequence] = field(default_factory=list["Sequence"])
+    """Other choices of the same prompt, if this sequence also scores the prompt. They are sent once
+    these scores have arrived, and find the prompt in the prefix cache."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Prompt scores from the first choice, which this sequence shows with its first output."""
+
+    def send(self, worker: WorkerClient, sink: Sink) -> None:
+        """Sends the frame to a worker. Raises WorkerFailed, and then changes nothing."""
+        sent_at = time.perf_counter()
+        self.id = worker.send(self.frame, sink)
+        self.sent_at, self.worker, self.worker_id = sent_at, worker, worker.instance_id
+
+
 async def frames_of(run: Run) -> list[Generate]:
-    """Returns the frame of each prompt, with all that is known before a worker is chosen. `plan`
-    fills in the rest. Lets other requests run after each `FRAMES_AT_ONCE` frames."""
+    """Returns the frame of each prompt, with all that is known before a worker is chosen. The
+    Generation fills in the adapter's checksum, `max_tokens` and the time left. Lets other requests
+    run after each `FRAMES_AT_ONCE` frames."""
     frames: list[Generate] = []
     for prompt in run.prompts:
         frames.append(frame_of(run, prompt))
         if len(frames) % FRAMES_AT_ONCE == 0:
             await asyncio.sleep(0)
     return frames
-
-
-def plan(
-    run: Run,
-    frames: Sequence[Generate],
-    reservation: Reservation,
-    worker: WorkerClient,
-    adapter_layout: str,
-    failover: Failover,
-) -> Generation:
-    """Returns a request's generation, which is not started yet. `adapter_layout` is the layout of
-    `worker`, passed separately because the worker may have been lost in the meantime."""
-    adapter, timeout_s = run.target.adapter_for(adapter_layout), run.deadline - time.perf_counter()
-    num_choices = run.request.num_choices
-    sequences: list[RemoteSequence] = []
-    for prompt, frame, max_tokens in zip(run.prompts, frames, reservation.max_tokens, strict=True):
-        params = msgspec.structs.replace(
-            frame.params,
-            max_tokens=max_tokens,
-            min_tokens=min(frame.params.min_tokens, max_tokens),
-        )
-        request = msgspec.structs.replace(
-            frame, params=params, adapter=frame.adapter and adapter, timeout_s=timeout_s
-        )
-        usage = PromptUsage(len(prompt.tokens))
-        for number in range(num_choices):
-            if number:
-                # The first choice scores the prompt for all choices.
-                numbered = msgspec.structs.replace(params, choice=number, prompt_logprobs=None)
-                request = msgspec.structs.replace(request, params=numbered)
-            choice = Choice(run, prompt, len(sequences))
-            sequences.append(RemoteSequence(request, choice, usage, worker, worker.instance_id))
-        if params.prompt_logprobs is not None:
-            last = len(sequences)
-            sequences[-num_choices].followers = list(range(last - num_choices + 1, last))
-    return Generation(run, sequences, reservation, failover)
 
 
 def sampling_params(
