@@ -7,6 +7,7 @@ from datetime import datetime
 import msgspec
 
 from gateway.catalog.view import CatalogView
+from gateway.quota_types import ORDINARY, Limit, Service
 from store.records import ApiKey, Tenant, hash_key, parse_key
 from web.errors import Forbidden, Unauthenticated
 from web.guards import INCORRECT
@@ -14,10 +15,16 @@ from web.headers import bearer_key
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Caller of a request: a tenant and one of its keys."""
+    """Caller of a request: a tenant and one of its keys, with what the catalog says about them when
+    the request begins. The whole request is limited and served by that."""
 
     tenant: Tenant
     key: ApiKey
+    limits: tuple[Limit, ...] = ()
+    """Limits of the tenant and of the key."""
+    service: Service = ORDINARY
+    cached_weight: int = 100
+    """Weight of a cached prompt token toward quotas, in percent of an uncached one."""
 
     @property
     def cache_domain(self) -> str:
@@ -77,4 +84,5 @@ def authorize(view: CatalogView, key: ApiKey, scope: str) -> Principal:
     tenant = view.tenants.get(key.tenant_id) if key.tenant_id else None
     if tenant is None or scope not in key.scopes:
         raise Forbidden(f"This API key lacks the scope '{scope}' for this.")
-    return Principal(tenant=tenant, key=key)
+    limits, service, cached_weight = view.terms_of(tenant.id, key.quota_subject)
+    return Principal(tenant, key, limits, service, cached_weight)

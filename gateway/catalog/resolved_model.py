@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway.exceptions import TemplateNotApproved
-from store.records import Alias, BaseModel, ServedVersion, ServingData
+from gateway.quota_types import FREE
+from store.records import Alias, BaseModel, Price, ServedVersion, ServingData
 from workers.wire.protocol import AdapterRef, AdapterSignature
 
 NOTHING = ServingData()
@@ -20,6 +21,8 @@ class ResolvedModel(msgspec.Struct, frozen=True):
     name: str
     """Name in the request."""
     base: BaseModel
+    price: Price = FREE
+    """Price of the base model's tokens."""
     version: ServedVersion | None = None
     canary: Alias | None = None
     """Canary from which the version was chosen. None if the name is not a canary."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from gateway.catalog.cards import AdapterCard, ModelCard
 from gateway.catalog.resolved_model import ResolvedModel, pick_version
 from gateway.exceptions import ModelNotFound
-from gateway.quota_types import FREE, ORDINARY, Limit, Service, Tariff, limits_of
+from gateway.quota_types import FREE, ORDINARY, Limit, Service, limits_of
 from store.records import (
     AdapterPlace,
     AdapterProof,
@@ -23,6 +23,7 @@ from store.records import (
     ApiKey,
     BaseModel,
     CatalogSnapshot,
+    Price,
     Quota,
     Residency,
     ServedVersion,
@@ -213,7 +214,7 @@ class CatalogView:
         `subject` identifies the caller. A canary chooses the same version for a subject every time.
         """
         if base := self.models.get(name):
-            return ResolvedModel(name=name, base=base)
+            return ResolvedModel(name=name, base=base, price=self._price(base))
         adapter, selected = self._select(tenant, name)
         if isinstance(selected, int):
             return self._resolved(tenant, name, adapter, [selected])
@@ -228,20 +229,15 @@ class CatalogView:
         limits = self._tenant(tenant_id).limits
         return limits.get(tenant_id, ()) + limits.get(key_subject, ())
 
-    def service(self, tenant_id: str) -> Service:
-        """Returns the tenant's weight and service class, which determine its share of a busy
-        worker."""
+    def terms_of(self, tenant_id: str, key_subject: str) -> tuple[tuple[Limit, ...], Service, int]:
+        """Returns the result of `limits_of`, the tenant's weight and service class, and the weight
+        at which cached tokens count in its quotas, in percent."""
+        limits = self.limits_of(tenant_id, key_subject)
         quota = self._tenant(tenant_id).quotas.get(tenant_id)
         if quota is None:
-            return ORDINARY
-        return Service(quota.weight, ServiceClass(quota.service_class))
-
-    def tariff(self, model: str, tenant_id: str) -> Tariff:
-        """Returns the prices of a base model and the weight at which cached tokens count in the
-        tenant's quotas. `model` is the base model's served name."""
-        quota = self._tenant(tenant_id).quotas.get(tenant_id)
-        weight = 100 if quota is None else quota.cached_weight
-        return Tariff(self._prices.get(model, FREE), weight)
+            return limits, ORDINARY, 100
+        service = Service(quota.weight, ServiceClass(quota.service_class))
+        return limits, service, quota.cached_weight
 
     def names(self, tenant: Tenant) -> list[str]:
         """Returns the names of base models, then the names of the tenant's adapters: one for each
@@ -338,6 +334,9 @@ class CatalogView:
             return adapter, part.newest_ephemeral
         raise ModelNotFound(name)
 
+    def _price(self, base: BaseModel) -> Price:
+        return self._prices.get(base.name, FREE)
+
     def _resolved(
         self,
         tenant: Tenant,
@@ -356,6 +355,7 @@ class CatalogView:
                 return ResolvedModel(
                     name=name,
                     base=base,
+                    price=self._price(base),
                     version=version,
                     canary=canary,
                     checksums=part.checksums(version, base.digest),

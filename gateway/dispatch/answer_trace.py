@@ -56,7 +56,7 @@ def _request_attributes(run: Run) -> dict[str, Value]:
         "loraplex.request.id": run.request_id,
         "loraplex.key.id": caller.key.id,
         "loraplex.base_model": target.base.name,
-        "loraplex.service_class": run.service.service_class.value,
+        "loraplex.service_class": run.caller.service.service_class.value,
         "loraplex.prompts": len(run.prompts),
     }
     if (version := target.version) is not None:

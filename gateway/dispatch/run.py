@@ -11,7 +11,6 @@ from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dispatch.prompts import Prompt
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import AnswerSize, check_answer, check_vectors, completion_tokens
-from gateway.quota_types import ORDINARY, Service
 from gateway.request import Request
 from gateway.text.call_grammars import rules_of
 from gateway.text.grammars import Grammars, GrammarUser
@@ -42,7 +41,6 @@ class Run(msgspec.Struct, frozen=True):
     address: str | None = None
     """Address of the client, for the log. None if it is unknown."""
     trace: Untraced = Untraced()
-    service: Service = ORDINARY
     grammar: str = ""
     """Grammar that constrains the answer, as workers expect it. Empty if any text is allowed."""
     rules: TokenRules | None = None

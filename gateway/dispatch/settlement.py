@@ -123,7 +123,7 @@ class Settlement:
 
     def _count(self, record: UsageRecord) -> None:
         run, version = self._run, self._run.target.version
-        labels = record.model, run.service.service_class.value
+        labels = record.model, run.caller.service.service_class.value
         latencies = list(_latencies(record))
         run.trace.when_kept(partial(_exemplify, latencies, labels))
         for each in Status:

@@ -68,7 +68,7 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
         body = held_body(connection.scope)
         body.charge(principal.tenant.id)
         # The charge is stored before it is made, so that a refusal also reports the limits.
-        charge = gateway.admission.charge(view, principal, body)
+        charge = gateway.admission.charge(principal, body)
         state = connection.scope["state"]
         state[CHARGE] = charge
         state[ON_ANSWER] = partial(_settle, charge)

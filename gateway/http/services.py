@@ -60,9 +60,6 @@ class Gateway:
         self.fleet = Fleet(self.discovery.clients)
         self.failover = Failover(self.fleet, config.failover_wait_s)
         self.in_flight_requests = InFlightRequests(Outcomes(), self._is_valid)
-        self.refused_tenants: set[str] = set()
-        """Ids of tenants whose newest request was refused before it ran. Their next request
-        prefetches nothing, so that refused requests do not evict other tenants' adapters."""
         self.key_uses = KeyUses()
         self.refused_keys = RefusedKeys(config.instance_id, config.pepper)
         self.wal = WriteAheadLog(config.wal, config.instance_id, max_bytes=config.max_wal_bytes)

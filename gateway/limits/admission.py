@@ -12,7 +12,6 @@ from functools import partial
 import msgspec
 
 from gateway.catalog.auth import Principal
-from gateway.catalog.view import CatalogView
 from gateway.exceptions import QuotaUnavailable
 from gateway.limits.bounds import completion_tokens
 from gateway.limits.leases import Leases
@@ -21,6 +20,7 @@ from gateway.limits.rate_headers import is_shown
 from gateway.limits.tenant_load import RefusalLimit
 from gateway.quota_types import Cost, Kind, Limit, Tariff, leased_bits
 from store.errors import ApiError
+from store.records import Price
 from web.body_budget import HeldBody
 
 log = logging.getLogger(__name__)
@@ -271,18 +271,18 @@ class Admission:
         self._leases = leases
         self._refusals = refusals
 
-    def charge(self, view: CatalogView, caller: Principal, body: HeldBody) -> RequestCharge:
+    def charge(self, caller: Principal, body: HeldBody) -> RequestCharge:
         """Returns the charge for a request with this body. Nothing is charged until
         RequestCharge.take is called. Raises QuotaUnavailable if the caller has limits and there is
         no database."""
-        limits = self._limits_of(view, caller)
-        return RequestCharge(self._leases, limits, self._refusals, caller.tenant.id, body)
+        if caller.limits and self._leases is None:
+            raise QuotaUnavailable("Limits cannot be checked without a database.")
+        return RequestCharge(self._leases, caller.limits, self._refusals, caller.tenant.id, body)
 
     async def reserve(
         self,
-        view: CatalogView,
         caller: Principal,
-        model: str,
+        price: Price,
         prompt_lengths: list[int],
         *,
         asked_tokens: int | None,
@@ -290,14 +290,14 @@ class Admission:
         num_choices: int,
         max_model_len: int,
     ) -> Reservation:
-        """Reserves tokens and money for a request. Raises ContextLengthExceeded if a prompt and its
-        answer do not fit the context, QuotaExceeded if a limit has no room, and QuotaUnavailable if
-        limits cannot be checked. Reserves nothing if it raises."""
-        limits = self._limits_of(view, caller)
+        """Reserves tokens and money for a request that `charge` has accepted. Raises
+        ContextLengthExceeded if a prompt and its answer do not fit the context, QuotaExceeded if a
+        limit has no room, and QuotaUnavailable if limits cannot be checked. Reserves nothing if it
+        raises."""
         reservation = Reservation(
             self._leases,
-            [limit for limit in limits if not limit.kind.counts_requests],
-            view.tariff(model, caller.tenant.id),
+            [limit for limit in caller.limits if not limit.kind.counts_requests],
+            Tariff(price, caller.cached_weight),
             tenant_id=caller.tenant.id,
             prompt_tokens=sum(prompt_lengths),
             max_tokens=[
@@ -309,12 +309,6 @@ class Admission:
         await reservation.begin()
         self.num_open += 1
         return reservation
-
-    def _limits_of(self, view: CatalogView, caller: Principal) -> Sequence[Limit]:
-        limits = view.limits_of(caller.tenant.id, caller.key.quota_subject)
-        if limits and self._leases is None:
-            raise QuotaUnavailable("Limits cannot be checked without a database.")
-        return limits
 
     def settle(self, reservation: Reservation, usage: Usage) -> None:
         """Settles a reservation. Must be called exactly once for each reservation."""

@@ -66,7 +66,7 @@ class BodyPace:
 class _Use:
     """State of the limit on refused requests per minute for one tenant."""
 
-    __slots__ = ("answers_at", "num_open", "whole_at")
+    __slots__ = ("answers_at", "num_open", "was_refused", "whole_at")
 
     def __init__(self) -> None:
         self.whole_at = 0.0
@@ -76,6 +76,7 @@ class _Use:
         self.num_open = 0.0
         """Number of refusals that would count against the limit if all requests of the tenant that
         are not answered yet were refused."""
+        self.was_refused = False
 
     def is_idle(self, now: float) -> bool:
         return self.num_open <= 0 and max(self.whole_at, self.answers_at) <= now
@@ -142,6 +143,15 @@ class RefusalLimit:
             return MAX_DELAY_S
         use.answers_at = answers_at
         return max(0.0, delay_s)
+
+    def note_newest(self, tenant_id: str, *, is_refused: bool) -> None:
+        """Records whether the tenant's newest request was refused before a worker ran it."""
+        self._use(tenant_id).was_refused = is_refused
+
+    def was_refused(self, tenant_id: str) -> bool:
+        """Returns whether the tenant's newest request was refused before a worker ran it. The next
+        one then loads no adapter before it is admitted, so that refused requests evict none."""
+        return self._use(tenant_id).was_refused
 
     def _use(self, tenant_id: str) -> _Use:
         use = self._tenants.get(tenant_id)

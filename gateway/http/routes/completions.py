@@ -83,18 +83,18 @@ async def answer(http: HttpRequest, dialect: Dialect[B], body: B) -> ASGIApp:
     full_workers = refuse_early(http, target)
     in_flight = gateway.in_flight_requests.begin(target, caller.key.id)
     try:
-        if caller.tenant.id not in gateway.refused_tenants:
+        if not gateway.refusals.was_refused(caller.tenant.id):
             gateway.fleet.prefetch(target)
         run = await prepare(http, request, target)
         admitted = await admit(http, run, full_workers)
-        gateway.refused_tenants.discard(caller.tenant.id)
+        gateway.refusals.note_newest(caller.tenant.id, is_refused=False)
         try:
             return respond(gateway, run, in_flight, admitted, dialect, body)
         except BaseException:
             gateway.admission.settle(admitted.reservation, Usage())
             raise
     except BaseException as error:
-        gateway.refused_tenants.add(caller.tenant.id)
+        gateway.refusals.note_newest(caller.tenant.id, is_refused=True)
         in_flight.end(error)
         raise
 
@@ -108,18 +108,17 @@ def refuse_early(http: HttpRequest, target: ResolvedModel) -> Sequence[WorkerCli
     full_queues = gateway.failover.full
     if not full_queues:
         return ()
-    line = digest, tenant_id, gateway.catalog.current.service(tenant_id).service_class
+    line = digest, tenant_id, http.user.service.service_class
     try:
         return full_queues.check(gateway.fleet.serving(digest), line, http.num_bytes)
     except WorkerFailed:
-        gateway.refused_tenants.add(tenant_id)
+        gateway.refusals.note_newest(tenant_id, is_refused=True)
         raise
 
 
 async def prepare(http: HttpRequest, request: Request, target: ResolvedModel) -> Run:
     """Tokenises the request's prompts and prepares its constraints. Raises ApiError."""
     gateway, caller, deadline = http.gateway, http.user, http.deadline
-    service = gateway.catalog.current.service(caller.tenant.id)
     http.trace.enter("tokenise")
     tokenizer = await gateway.tokenizers.get(target.base.digest)
     prompts = await encode_prompts(tokenizer, target, request, caller)
@@ -138,7 +137,6 @@ async def prepare(http: HttpRequest, request: Request, target: ResolvedModel) ->
         started_at=http.started_at,
         address=client_address(http.scope),
         trace=http.trace,
-        service=service,
         grammar=constraints.grammar,
         rules=constraints.rules,
     )
@@ -171,9 +169,8 @@ async def admit(http: HttpRequest, run: Run, full_workers: Sequence[WorkerClient
     run.trace.enter("limits")
     with gateway.fleet.claimed(worker, work):
         reservation = await gateway.admission.reserve(
-            gateway.catalog.current,
             run.caller,
-            target.base.name,
+            target.price,
             [len(prompt.tokens) for prompt in run.prompts],
             asked_tokens=request.max_tokens,
             default_tokens=default_tokens,

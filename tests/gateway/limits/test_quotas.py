@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -216,6 +216,20 @@ async def status_with(served: Served, key: str) -> int:
     headers = {"authorization": f"Bearer {key}"}
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": 3}
     return (await served.client.post("/v1/completions", json=body, headers=headers)).status_code
+
+
+async def test_a_request_keeps_the_limits_that_it_began_with(live: Live) -> None:
+    """The tenant gets a limit that the request would exceed, while its body arrives."""
+    async with live.worker, live.gateway() as served:
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b'{"model": "tiny", "prompt": "Hi", '
+            await limited(live, served, tokens_per_minute=PROMPT_TOKENS)
+            yield b'"max_tokens": 3}'
+
+        began = await served.client.post("/v1/completions", content=body())
+        later = await served.complete("tiny")
+    assert (began.status_code, later.status_code) == (200, 429)
 
 
 async def test_who_is_refused_has_no_adapters_fetched_ahead(live: Live) -> None:
