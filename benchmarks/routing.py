@@ -19,8 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.fleet_simulator import Clock, Machine, Request, Worker
-from gateway.dispatch.routing import best, weigh
-from gateway.dispatch.standings import Report, Standing, Work, Workers
+from gateway.dispatch.routing import Report, Standing, Work, Workers, best, weigh
 from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import WorkerStatus
 

@@ -22,7 +22,7 @@ from gateway.dialects.dialect import Answer, AnswerContext, Dialect
 from gateway.dialects.history import ConversationReader
 from gateway.dialects.openai_fields import MaxTokens, OpenAIRequest, Refusal, Wish, most_tokens
 from gateway.dialects.openai_format import OpenAIFormat, encode, scored_token
-from gateway.dispatch.choice import Delta, Scored
+from gateway.dispatch.sequence import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.request import Request, ThoughtBudget
 from gateway.text.parsers.parser import Reasoning, Text, ToolCall, join_parts

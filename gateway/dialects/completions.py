@@ -21,7 +21,7 @@ from gateway.dialects.openai_fields import (
     prompts_of,
 )
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_name
-from gateway.dispatch.choice import Delta, Scored
+from gateway.dispatch.sequence import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import MAX_TOKEN_IDS
 from gateway.request import Request

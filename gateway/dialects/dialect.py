@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from gateway.dispatch.choice import Delta, Scored
+from gateway.dispatch.sequence import Delta, Scored
 from gateway.limits.admission import Usage
 from gateway.request import Request
 from gateway.text.detokenizer import TokenBytes

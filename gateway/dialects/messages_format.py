@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.dialects.dialect import Answer, AnswerFormat
 from gateway.dialects.history import DIRECT
-from gateway.dispatch.choice import Delta
+from gateway.dispatch.sequence import Delta
 from gateway.exceptions import to_failure
 from gateway.limits.admission import Usage
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall, part_key

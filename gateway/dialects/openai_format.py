@@ -24,7 +24,7 @@ from gateway.dialects.dialect import (
     write_scores,
 )
 from gateway.dialects.openai_fields import OpenAIRequest
-from gateway.dispatch.choice import Delta, Scored
+from gateway.dispatch.sequence import Delta, Scored
 from gateway.exceptions import to_failure
 from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes

@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.dialects.dialect import Answer, AnswerFormat, slices
 from gateway.dialects.openai_format import scored_token
-from gateway.dispatch.choice import Delta, Scored
+from gateway.dispatch.sequence import Delta, Scored
 from gateway.exceptions import to_failure
 from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes

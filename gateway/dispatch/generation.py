@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.dispatch.choice import Choice, Delta
 from gateway.dispatch.failover import Failover, RetryState
 from gateway.dispatch.run import Run
-from gateway.dispatch.sequence import PromptUsage, Sequence
+from gateway.dispatch.sequence import Choice, Delta, PromptUsage, Sequence
 from gateway.exceptions import DeadlineExceeded
 from gateway.limits.admission import Reservation, Usage
 from workers.wire.client import SequenceEvent, Silence, WorkerClient, WorkerFailed

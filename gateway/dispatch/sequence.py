@@ -6,19 +6,34 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
 import msgspec
 
-from gateway.dispatch.choice import Choice
 from gateway.dispatch.failover import RetryState
 from gateway.dispatch.prompts import Prompt
 from gateway.dispatch.run import Run
 from gateway.request import Request
+from gateway.text.detokenizer import TokenBytes
+from gateway.text.parsers.parser import (
+    IdentityParser,
+    Parser,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    join_parts,
+)
+from gateway.text.parsers.stopping import StoppingParser
 from gateway.text.tokenizer import SamplingDefaults
 from store.records import GenerationDefaults
-from workers.wire.client import Sink, WorkerClient
+from workers.wire.client import Sink, WorkerClient, WorkerFailed
 from workers.wire.protocol import (
+    ErrorCode,
+    FinishReason,
     Generate,
     OutputKind,
     PromptProgress,
@@ -27,11 +42,226 @@ from workers.wire.protocol import (
     TokenLogprobs,
 )
 
+TOOL_CALLS = "tool_calls"
+"""Finish reason of an answer that calls tools."""
 WHOLE_INTERVAL = 32
 """Number of tokens in each output frame of a worker if the client waits for the whole answer. If a
 worker is lost, the tokens that it has not sent are generated again."""
 FRAMES_AT_ONCE = 64
 """Number of frames that are built without a pause. Each takes about 15 µs."""
+
+
+class ScoredToken(NamedTuple):
+    """Token with its log-probability (None for the first token of a prompt) and the most likely
+    alternatives."""
+
+    token: int
+    logprob: float | None
+    top: list[tuple[int, float]]
+
+
+Scored = ScoredToken | TokenLogprobs
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """Text, tokens and scores that one output of a worker adds to a choice."""
+
+    index: int
+    parts: list[Part]
+    scored: list[Scored]
+    finish_reason: str | None
+    tokens: list[int] = []
+    """Generated tokens that are billed. They include the token that ended the sequence, but no
+    token after a stop string."""
+    stop: str | int | None = None
+    """Stop string, or id of the request's stop token, that ended the choice."""
+    prompt_scored: list[Scored] = []
+    """Tokens of the prompt with their log-probabilities, if the request has `prompt_logprobs`."""
+    prompt: list[int] = []
+    """Token ids of the whole prompt, in every delta."""
+    num_tokens: int = 0
+    """Number of tokens of the answer so far, including tokens without visible text."""
+    num_thought_tokens: int = 0
+    """Number of tokens of the thought so far."""
+    vector: bytes | None = None
+    """Vector of the prompt, if requested: float32, little-endian, not normalised."""
+
+    @property
+    def text(self) -> str:
+        """Text that this delta adds to the answer, without thoughts and calls."""
+        return "".join([part.text for part in self.parts if type(part) is Text])
+
+
+class Choice:
+    """Answer to a prompt. `feed` takes each output of the sequence until `finish_reason` is set."""
+
+    def __init__(self, run: Run, prompt: Prompt, index: int) -> None:
+        request, spelling = run.request, run.tokenizer.spelling
+        parser: Parser = IdentityParser()
+        shown: frozenset[str] | None = frozenset()
+        if prompt.form is not None:
+            tools = request.callable_tools
+            parser = prompt.form.parser(
+                tools,
+                is_parallel=request.is_parallel,
+                must_call=request.must_call,
+                in_thought=prompt.in_thought,
+                continues_thought=bool(prompt.begun_thought),
+            )
+            shown = prompt.form.markers(tools)
+        if not request.skip_special_tokens:
+            shown = None
+        stops = run.stops
+        self.index = index
+        self.prompt = prompt.tokens
+        self.finish_reason: str | None = None
+        self.num_tokens = 0
+        self._stopping = None
+        if stops:
+            self._stopping = StoppingParser(parser, stops, shows_stop=request.shows_stop)
+        self._parser = self._stopping or parser
+        self._detokenizer = spelling.detokenizer(shown)
+        self._stop_tokens = request.stop_token_ids
+        self._min_tokens = request.min_tokens
+        self._echo: list[Part] = [Text(prompt.echo)] if prompt.echo else []
+        """Text that is shown before the answer, and thought that the answer continues. Neither is
+        searched for stop strings nor parsed."""
+        if request.echo and prompt.begun_thought:
+            self._echo.append(Reasoning(prompt.begun_thought))
+        self._has_calls = False
+        self._num_echo_top = request.num_logprobs if request.scores_echo else None
+        """Number of most likely tokens shown with each token of the echo. None shows no scores."""
+        self._num_prompt_top = request.num_prompt_logprobs
+        self._scores = TextScores(spelling.all) if request.scores_texts else None
+
+    @property
+    def num_thought_tokens(self) -> int:
+        return self._parser.num_thought_tokens
+
+    def feed(self, output: SequenceOutput) -> Delta:
+        """Returns the delta of an output. Raises WorkerFailed if the worker aborted the
+        sequence."""
+        if output.finish_reason is FinishReason.ABORT:
+            raise WorkerFailed(ErrorCode.INTERNAL, "The worker gave this request up.")
+        before = self.num_tokens
+        parts, self._echo = self._echo, []
+        parts += self._read(output)
+        stop: str | int | None = None
+        if self.finish_reason is None:
+            self.num_tokens = before + len(output.tokens)
+            if output.finish_reason is not None:
+                self.finish_reason = output.finish_reason.value
+                stop = output.stop_token if output.stop_token in self._stop_tokens else None
+        if self.finish_reason is not None:
+            parts += self._finish()
+        num_counted = self.num_tokens - before
+        return Delta(
+            self.index,
+            join_parts(parts) if len(parts) > 1 else parts,
+            self._scored(output, num_counted),
+            self.finish_reason,
+            output.tokens[:num_counted],
+            stop if self._stopping is None else self._stopping.matched or stop,
+            self._scored_prompt(output, self._num_prompt_top),
+            self.prompt,
+            self.num_tokens,
+            self.num_thought_tokens,
+            output.vector,
+        )
+
+    def _read(self, output: SequenceOutput) -> list[Part]:
+        """Parses and counts the tokens before the stop token, until one of them ends the answer."""
+        tokens, scored = output.tokens, output.logprobs or []
+        if output.stop_token is not None and tokens[-1:] == [output.stop_token]:
+            tokens = tokens[:-1]
+        parts: list[Part] = []
+        num_read = 0
+        while num_read < len(tokens) and self.finish_reason is None:
+            end = num_read + 1 if self._parser.needs_each_token else len(tokens)
+            self.num_tokens += end - num_read
+            if self._stopping is not None:
+                self._stopping.is_searching = self.num_tokens >= self._min_tokens
+            pushed = self._parser.push(self._detokenizer.push(tokens[num_read:end]))
+            parts += self._told(pushed, scored[num_read:end])
+            num_read = end
+            if self._parser.is_over:
+                self.finish_reason = FinishReason.STOP.value
+        return parts
+
+    def _finish(self) -> list[Part]:
+        """Returns the parts of text that were held back until the end. Updates the finish reason,
+        because a stop string may be found in these parts, and an answer that stops after tool calls
+        has the finish reason `TOOL_CALLS`."""
+        is_cut = self.finish_reason == FinishReason.LENGTH.value
+        parts = self._told(self._parser.finish(self._detokenizer.flush(), is_cut=is_cut), [])
+        if self._parser.is_over:
+            self.finish_reason = FinishReason.STOP.value
+        if self._has_calls and self.finish_reason == FinishReason.STOP.value:
+            self.finish_reason = TOOL_CALLS
+        return parts
+
+    def _told(self, parts: list[Part], scored: list[TokenLogprobs]) -> list[Part]:
+        """Returns the parts, each text with the log-probabilities of its tokens if the request sets
+        `scores_texts`. Records whether any part is a tool call."""
+        self._has_calls = self._has_calls or any(type(part) is ToolCall for part in parts)
+        return parts if self._scores is None else self._scores.told(join_parts(parts), scored)
+
+    def _scored(self, output: SequenceOutput, num_counted: int) -> list[Scored]:
+        scored = self._scored_prompt(output, self._num_echo_top)
+        if output.logprobs is not None:
+            scored.extend(output.logprobs[:num_counted])
+        return scored
+
+    def _scored_prompt(self, output: SequenceOutput, num_top: int | None) -> list[Scored]:
+        """Returns the prompt's tokens, each with the `num_top` most likely alternatives. Returns an
+        empty list if `num_top` is None or the worker has not sent scores with this output."""
+        if num_top is None or output.prompt_logprobs is None:
+            return []
+        told = [
+            ScoredToken(each.token, each.logprob, each.top[:num_top])
+            for each in output.prompt_logprobs
+        ]
+        return [ScoredToken(self.prompt[0], None, []), *told]
+
+
+class TextScores:
+    """Assignment of log-probabilities to the pieces of one answer's text. Leaves out the tokens of
+    thoughts, calls and their markers.
+
+    Tokens are matched to a piece by their bytes. If the tokens do not spell the piece, because it
+    omits a special token, the piece gets all tokens since the previous piece.
+    """
+
+    def __init__(self, spelled: TokenBytes) -> None:
+        """`spelled` maps token ids to bytes."""
+        self._spelled = spelled
+        self._open: list[TokenLogprobs] = []
+        """Tokens that are not assigned to a piece yet."""
+
+    def told(self, parts: list[Part], scored: list[TokenLogprobs]) -> list[Part]:
+        """Returns the parts of a step, each text with the log-probabilities of its tokens. `scored`
+        are the step's tokens with their log-probabilities."""
+        self._open += scored
+        told: list[Part] = []
+        for part in parts:
+            if isinstance(part, Text) and part.text:
+                part = msgspec.structs.replace(part, scored=self._take_logprobs(part.text.encode()))
+            told.append(part)
+        if told and not isinstance(told[-1], Text):
+            self._open.clear()
+        return told
+
+    def _take_logprobs(self, text: bytes) -> list[TokenLogprobs]:
+        spelled = [self._spelled[entry.token] for entry in self._open]
+        begin = b"".join(spelled).rfind(text)
+        if begin < 0:
+            taken, self._open = self._open, []
+            return taken
+        ends = list(accumulate(map(len, spelled)))
+        first = bisect_right(ends, begin)
+        after = bisect_left(ends, begin + len(text)) + 1
+        taken, self._open = self._open[first:after], self._open[after:]
+        return taken
 
 
 class PromptUsage:

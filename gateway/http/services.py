@@ -9,10 +9,8 @@ from gateway.catalog.catalog import Catalog
 from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
 from gateway.dispatch.failover import Failover
-from gateway.dispatch.fleet import NONE_SERVES, Fleet
-from gateway.dispatch.in_flight import InFlightRequests
-from gateway.dispatch.outcomes import Outcomes
-from gateway.dispatch.worker_discovery import WorkerDiscovery
+from gateway.dispatch.fleet import NONE_SERVES, Fleet, WorkerDiscovery
+from gateway.dispatch.in_flight import InFlightRequests, Outcomes
 from gateway.limits.admission import Admission
 from gateway.limits.database_clock import DatabaseClock
 from gateway.limits.leases import Leases, PostgresLeaseRenewal

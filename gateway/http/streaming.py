@@ -26,8 +26,8 @@ from gateway.dialects.dialect import (
     split,
     write_scores,
 )
-from gateway.dispatch.choice import Delta
 from gateway.dispatch.generation import Generation
+from gateway.dispatch.sequence import Delta
 from gateway.dispatch.settlement import Settlement
 from gateway.exceptions import UsageUnavailable, error_type, forget_frames, of_worker
 from gateway.metering.usage import Status

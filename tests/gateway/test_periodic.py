@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.catalog.view import CatalogView
-from gateway.dispatch.worker_discovery import WorkerDiscovery
+from gateway.dispatch.fleet import WorkerDiscovery
 from store.periodic import repeat
 from store.records import CatalogSnapshot
 from workers.wire.client import WorkerClient

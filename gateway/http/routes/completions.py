@@ -17,14 +17,13 @@ from gateway.dialects.dialect import AnswerContext, AnswerFormat, Dialect
 from gateway.dialects.dropped import header_of
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
-from gateway.dispatch.answer_trace import routing_attributes
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.in_flight import InFlightRequest
 from gateway.dispatch.prompts import encode_prompts
+from gateway.dispatch.routing import Work
 from gateway.dispatch.run import Run, check_answer_of, constraints_of
 from gateway.dispatch.sequence import frames_of
-from gateway.dispatch.settlement import Settlement
-from gateway.dispatch.standings import Work
+from gateway.dispatch.settlement import Settlement, routing_attributes
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.handlers import HotRoute
 from gateway.http.request import HttpRequest

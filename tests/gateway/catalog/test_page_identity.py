@@ -19,9 +19,9 @@ import pytest
 from gateway.catalog.auth import Principal
 from gateway.catalog.view import CatalogView
 from gateway.dispatch.prompts import make_prompt
+from gateway.dispatch.routing import Work
 from gateway.dispatch.run import Run
 from gateway.dispatch.sequence import frame_of
-from gateway.dispatch.standings import Work
 from gateway.request import Request
 from gateway.text.tokenizer import SamplingDefaults
 from memory.page_key import PAGE_TOKENS
@@ -193,8 +193,8 @@ def test_page_keys_are_derived_from_frames_and_frames_are_made_in_one_place() ->
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     )
     made = {name: file for name, file in calls if name in ("Generate", "Prefix", "PageHasher")}
-    assert made == {"Generate": "sequence.py", "Prefix": "standings.py"}
-    assert calls["Generate", "sequence.py"] == calls["Prefix", "standings.py"] == 1
+    assert made == {"Generate": "sequence.py", "Prefix": "routing.py"}
+    assert calls["Generate", "sequence.py"] == calls["Prefix", "routing.py"] == 1
 
 
 @pytest.mark.parametrize(

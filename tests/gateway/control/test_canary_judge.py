@@ -15,7 +15,7 @@ from admin.adapters import aliases
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.source import PostgresSource
 from gateway.control.canary_judge import CanaryJudge, judge
-from gateway.dispatch.outcomes import NUM_STEPS, Outcomes, Tally, median_ms, ttft_step
+from gateway.dispatch.in_flight import NUM_STEPS, Outcomes, Tally, median_ms, ttft_step
 from store.database import EVERYTHING, Database
 from store.queries import sql
 from store.records import Alias, CanaryPolicy

@@ -17,7 +17,7 @@ from gateway.dialects.messages import Messages
 from gateway.dialects.messages_fields import MessagesRequest
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
-from gateway.dispatch.choice import Delta
+from gateway.dispatch.sequence import Delta
 from gateway.limits.admission import Usage
 from gateway.request import Tool
 from gateway.text.detokenizer import TokenBytes

@@ -21,7 +21,7 @@ from gateway.dialects.dialect import Answer, AnswerContext, AnswerFormat
 from gateway.dialects.messages_format import MessagesFormat
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
-from gateway.dispatch.choice import Delta
+from gateway.dispatch.sequence import Delta
 from gateway.limits.admission import Usage
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
 from tests.gateway.dialects.response_schema import check_event, check_response

@@ -20,7 +20,7 @@ from gateway.dialects.dialect import SCORES_AT_ONCE, Answer, BodyFormat, split
 from gateway.dialects.embeddings import EmbeddingFormat
 from gateway.dialects.openai_fields import OpenAIRequest
 from gateway.dialects.openai_format import OpenAIFormat
-from gateway.dispatch.choice import Delta, Scored, ScoredToken
+from gateway.dispatch.sequence import Delta, Scored, ScoredToken
 from gateway.exceptions import InvalidRequest
 from gateway.limits.admission import Usage
 from gateway.limits.bounds import (

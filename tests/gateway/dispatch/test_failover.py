@@ -16,8 +16,7 @@ import msgspec
 import openai
 import pytest
 
-from gateway.dispatch.failover import FLOOR
-from gateway.dispatch.shedding import FullQueues
+from gateway.dispatch.failover import FLOOR, FullQueues
 from tests.gateway.dispatch.test_fleet import SEVEN, catalog, serve
 from tests.gateway.scripted import DIGEST, MAX_MODEL_LEN, ScriptedWorker
 from tests.gateway.scripts import IM_END, Script, ids, say, silence

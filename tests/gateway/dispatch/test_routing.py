@@ -8,9 +8,19 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.routing import ADAPTER_BYTES, best, predict, weigh
-from gateway.dispatch.standings import ANSWER_TOKENS, STALE_S, Report, Standing, Work, Workers
-from gateway.dispatch.worker_pool import NUM_DRAWN
+from gateway.dispatch.routing import (
+    ADAPTER_BYTES,
+    ANSWER_TOKENS,
+    NUM_DRAWN,
+    STALE_S,
+    Report,
+    Standing,
+    Work,
+    Workers,
+    best,
+    predict,
+    weigh,
+)
 from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import AdapterStatus, ModelStatus, WorkerStatus
 

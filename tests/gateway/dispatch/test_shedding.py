@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.shedding import ASK_AGAIN_S, LARGE, MANY, FullQueues
+from gateway.dispatch.failover import ASK_AGAIN_S, LARGE, MANY, FullQueues
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, SamplingParams, ServiceClass
 
