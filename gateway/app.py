@@ -29,7 +29,7 @@ from gateway.http.routes import (
     reference,
     tokens,
 )
-from gateway.http.services import Gateway
+from gateway.requests.services import Gateway
 from store.database import Database
 from store.periodic import repeat
 from web.openapi import Requirements, StructSchemas

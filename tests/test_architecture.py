@@ -70,7 +70,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "metering": ("catalog", "text"),
         "dispatch": ("limits", "metering"),
         "dialects": ("dispatch",),
-        "http": ("dialects",),
+        "requests": ("dispatch",),
+        "http": ("dialects", "requests"),
         "control": ("dispatch",),
     },
     "admin": {

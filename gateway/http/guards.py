@@ -10,9 +10,9 @@ from typing import Any
 from litestar.handlers import BaseRouteHandler
 
 from gateway.catalog.auth import authenticate, authorize, may_be_newer
-from gateway.http.services import Gateway
 from gateway.limits.admission import RequestCharge
 from gateway.limits.tenant_load import MAX_DELAY_S
+from gateway.requests.services import Gateway
 from store.errors import ApiError
 from store.records import ApiKey
 from web.body_budget import held_body

@@ -16,9 +16,9 @@ from gateway.dialects.dropped import LONE_SURROGATES
 from gateway.dialects.history import is_absent
 from gateway.exceptions import InvalidRequest
 from gateway.http.guards import CHARGE
-from gateway.http.services import Gateway
 from gateway.limits.admission import RequestCharge
 from gateway.limits.bounds import MAX_TOKEN_IDS
+from gateway.requests.services import Gateway
 from gateway.tracing import Untraced
 from store.errors import INVALID
 from web.decoding import Fault, decoder_of, find_fault, first_step, members

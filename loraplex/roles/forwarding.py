@@ -17,7 +17,7 @@ from admin.http.guards import ADAPTERS_WRITE, OPERATOR
 from admin.http.plane import AdminConfig
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
 from gateway.http.guards import find_key
-from gateway.http.services import Gateway
+from gateway.requests.services import Gateway
 from loraplex.roles.management import LOAD_PATHS
 from web.body_budget import held_body
 from web.client_address import client_address

@@ -13,7 +13,7 @@ from litestar.handlers import BaseRouteHandler
 from admin.http.problems import to_response
 from gateway.http import error_answers
 from gateway.http.guards import find_key
-from gateway.http.services import Gateway
+from gateway.requests.services import Gateway
 from loraplex.probe import answer_of
 from loraplex.telemetry import content_type, render_metrics
 from web.errors import Forbidden, Unauthenticated

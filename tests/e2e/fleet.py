@@ -20,7 +20,7 @@ from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.dispatch.fleet import Fleet
 from gateway.dispatch.routing import Work
-from gateway.http.services import Gateway
+from gateway.requests.services import Gateway
 from gateway.tracing import Tracing
 from store.records import Alias, BaseModel, CatalogSnapshot, ServedVersion, Tenant
 from tests.doubles import make_model, write_adapter

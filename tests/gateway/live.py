@@ -16,7 +16,7 @@ from admin.keys import keys
 from gateway.app import create_app
 from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig
-from gateway.http.services import Gateway
+from gateway.requests.services import Gateway
 from gateway.tracing import Tracing
 from store.database import Database
 from store.records import TENANT_SCOPES

@@ -19,7 +19,7 @@ from adapters.manifest import BaseModelShape
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.http.refusal_metrics import GatewayRefusals
-from gateway.http.services import Gateway
+from gateway.requests.services import Gateway
 from store.records import (
     Alias,
     ApiKey,

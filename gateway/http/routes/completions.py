@@ -27,10 +27,10 @@ from gateway.dispatch.settlement import Settlement, routing_attributes
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.handlers import HotRoute
 from gateway.http.request import HttpRequest
-from gateway.http.services import Gateway
 from gateway.http.streaming import Headers, StreamResponse, WholeResponse
 from gateway.limits.admission import Reservation, Usage
 from gateway.request import Request
+from gateway.requests.services import Gateway
 from gateway.text.grammars import GrammarUser
 from web.client_address import client_address
 from web.held_answer import held_answer
