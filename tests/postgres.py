@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 
@@ -108,11 +109,14 @@ def _memory() -> Path | None:
 
 
 @contextmanager
-def fresh_database(*, migrated: bool = True) -> Iterator[str]:
-    """The DSN of a database of its own, dropped afterwards."""
+def fresh_database(*, migrated: bool = True, copied: str | None = None) -> Iterator[str]:
+    """The DSN of a database of its own, dropped afterwards. It is a copy of the one whose DSN is
+    `copied` and that nobody is connected to, or empty but for the schema if `migrated` is set."""
     postgres = server()
     name = f"test_{os.getpid()}_{next(_numbers)}"
     template = "template_loraplex" if migrated else "template0"
+    if copied is not None:
+        template = urlsplit(copied).path.removeprefix("/")
     _run(_execute(postgres.dsn(), f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy"))
     try:
         yield postgres.dsn(name)

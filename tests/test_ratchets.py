@@ -20,7 +20,7 @@ LINES = {
     "migrations": 1_660,
     "ops": 7_900,
     "sandbox": 330,
-    "store": 1_510,
+    "store": 1_530,
     "telemetry": 580,
     "tools": 3_080,
     "web": 2_750,
