@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import psutil
 import uvloop
@@ -239,8 +240,9 @@ class Bench:
                 connection, PEPPER.encode(), tenant.id, TENANT_SCOPES
             )
             await prices.set_price(connection, Price(MODEL, 100_000, 50_000, 400_000))
-            await quotas.set_quota(connection, tenant.id, None, LIMITS)
-            await quotas.set_quota(connection, tenant.id, key.id, LIMITS_OF_KEY)
+            for key_id, limits in ((None, LIMITS), (key.id, LIMITS_OF_KEY)):
+                limits = msgspec.structs.replace(limits, subject=key_id or tenant.id)
+                await quotas.set_quota(connection, tenant.id, key_id, limits)
             await versions.add_version(connection, new_version(tenant.id, self.shape.digest))
         await database.close()
 
