@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
-
-from opentelemetry import metrics
-from opentelemetry.metrics import CallbackOptions, Observation
 
 from gateway.error_codes import CODES
 from gateway.quota_types import Kind
 from store.gateway_load import LastError
 from store.records import Tenant
-from telemetry.tallies import Counter, Histogram
+from telemetry.tallies import OTLP_ALONE, Counter, Figures, Gauge, Histogram, ReadCounter
 from telemetry.top_use import TopUse
 
 MAX_CODES = 16
@@ -45,56 +41,45 @@ class LastErrors:
         return list(self._by_code.values())[::-1]
 
 
-_meter = metrics.get_meter("loraplex.gateway")
-
 refusals = Counter(
-    _meter,
     "loraplex_refusals",
     "Answers with a status of 400 or more, by `reason`, the error's code.",
     ("reason",),
     expected=CODES,
 )
 refused_bytes = Counter(
-    _meter,
     "loraplex_refused_bytes",
     "Bytes of the bodies of refused requests of tenants, read or discarded.",
-    unit="By",
 )
 connections_refused = Counter(
-    _meter,
     "loraplex_connections_refused",
     "Connections that the server closed of its own accord, by `reason`.",
     ("reason",),
 )
 requests = Counter(
-    _meter,
     "loraplex_requests",
     "Requests that a worker had begun and that ended, by `status`.",
     (*REQUEST, "status"),
 )
 tokens = Counter(
-    _meter,
     "loraplex_tokens",
     "Tokens used, by `kind`: prompt, cached (a part of prompt) or completion.",
     (*REQUEST, "kind"),
 )
 request_duration = Histogram(
-    _meter,
     "loraplex_request_duration_seconds",
     "Time from the first byte of a request to the end of its answer.",
-    *(LATENCY_BUCKETS, REQUEST, "s"),
+    *(LATENCY_BUCKETS, REQUEST),
 )
 time_to_first_token = Histogram(
-    _meter,
     "loraplex_time_to_first_token_seconds",
     "Time from the first byte of a request to its first token at the gateway.",
-    *(LATENCY_BUCKETS, REQUEST, "s"),
+    *(LATENCY_BUCKETS, REQUEST),
 )
 time_per_output_token = Histogram(
-    _meter,
     "loraplex_time_per_output_token_seconds",
     "Mean time between the tokens of a request, all its choices together.",
-    *(LATENCY_BUCKETS, REQUEST, "s"),
+    *(LATENCY_BUCKETS, REQUEST),
 )
 
 PROVIDER = "loraplex"
@@ -102,57 +87,48 @@ PROVIDER = "loraplex"
 GEN_AI = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "error.type")
 DOUBLING_BUCKETS = tuple(0.01 * 2**power for power in range(14))
 server_duration = Histogram(
-    _meter,
     "gen_ai.server.request.duration",
     "Time from the first byte of a request to the end of its answer.",
-    *(DOUBLING_BUCKETS, GEN_AI, "s"),
+    *(DOUBLING_BUCKETS, GEN_AI),
+    registry=OTLP_ALONE,
 )
 server_first_token = Histogram(
-    _meter,
     "gen_ai.server.time_to_first_token",
     "Time from the first byte of a request that succeeded to its first token.",
     (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
     GEN_AI,
-    "s",
+    registry=OTLP_ALONE,
 )
 server_per_token = Histogram(
-    _meter,
     "gen_ai.server.time_per_output_token",
     "Mean time of a token after the first, of requests that succeeded.",
     (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5),
     GEN_AI,
-    "s",
+    registry=OTLP_ALONE,
 )
 """The histograms `server_*` follow the GenAI conventions, and are exported only over OTLP.
 `/metrics` has the same values in loraplex's own histograms, by service class.
 
 https://github.com/open-telemetry/semantic-conventions-genai"""
-LATENCIES = (request_duration, time_to_first_token, time_per_output_token)
-"""Histograms whose buckets have exemplars, which link to traces."""
 lease_renewal = Histogram(
-    _meter,
     "loraplex_lease_renewal_seconds",
     "Time of the database for a renewal of the leases of limits.",
     RENEWAL_BUCKETS,
-    unit="s",
 )
 lease_failures = Counter(
-    _meter, "loraplex_lease_renewal_failures", "Renewals that the database did not answer."
+    "loraplex_lease_renewal_failures", "Renewals that the database did not answer."
 )
 limit_refusals = Counter(
-    _meter,
     "loraplex_limit_refusals",
     "Requests refused for a limit of their tenant or key, by `limit`.",
     ("limit",),
     expected=Kind,
 )
 limit_waits = Counter(
-    _meter,
     "loraplex_limit_waits",
     "Requests that waited for a renewal of the leases of limits, or behind others.",
 )
 tenant_use = TopUse(
-    _meter,
     [
         ("loraplex_tenant_tokens", "Prompt and completion tokens of a tenant."),
         (
@@ -165,7 +141,6 @@ tenant_use = TopUse(
     ("tenant",),
 )
 adapter_use = TopUse(
-    _meter,
     [
         ("loraplex_adapter_tokens", "Prompt and completion tokens of a version of an adapter."),
         (
@@ -212,18 +187,13 @@ def show_unread_answers(num_bytes: Callable[[], int]) -> None:
     _unread_answers = num_bytes
 
 
-def _observe(
-    read: Callable[[Standing], Iterable[Observation]], _: CallbackOptions
-) -> Iterator[Observation]:
-    if _standing is not None:
-        yield from read(_standing())
+def _read(read: Callable[[Standing], Figures]) -> Callable[[], Figures]:
+    """Returns a function that reads the figures of the gateway, if the process has one."""
+    return lambda: () if _standing is None else read(_standing())
 
 
-def _gauge(name: str, description: str, read: Callable[[Standing], float], unit: str = "") -> None:
-    def observe(standing: Standing) -> Iterator[Observation]:
-        yield Observation(read(standing))
-
-    _meter.create_observable_gauge(name, [partial(_observe, observe)], unit, description)
+def _gauge(name: str, description: str, read: Callable[[Standing], float]) -> None:
+    Gauge(name, description, _read(lambda standing: [(read(standing), {})]))
 
 
 _gauge("loraplex_requests_in_flight", "Requests in flight.", lambda s: s.requests_in_flight)
@@ -231,7 +201,6 @@ _gauge(
     "loraplex_catalog_age_seconds",
     "Time since the catalog was last confirmed to be the newest. 0 if it is.",
     lambda s: s.catalog_age_s,
-    "s",
 )
 _gauge(
     "loraplex_catalog_generation",
@@ -242,56 +211,45 @@ _gauge(
     "loraplex_usage_log_bytes",
     "Usage waiting for the database.",
     lambda s: s.usage_log_bytes,
-    "By",
 )
 _gauge(
     "loraplex_usage_log_max_bytes",
     "Size of the usage log above which requests are refused.",
     lambda s: s.max_usage_log_bytes,
-    "By",
 )
 _gauge(
     "loraplex_database_clock_difference_seconds",
     "Time by which the machine's clock is ahead of the database's, which limits and keys follow.",
     lambda s: s.clock_difference_s,
-    "s",
 )
-_meter.create_observable_gauge(
+Gauge(
     "loraplex_workers",
-    [partial(_observe, lambda s: [Observation(n, {"state": k}) for k, n in s.workers.items()])],
-    description="Workers by `state`: ready, silent, draining, lost, or absent (an address that "
+    "Workers by `state`: ready, silent, draining, lost, or absent (an address that "
     "has never answered).",
+    _read(lambda s: [(number, {"state": state}) for state, number in s.workers.items()]),
 )
 
 
-def _names(standing: Standing) -> Iterator[Observation]:
-    """Yields an observation, labelled with id and name, for each tenant in `tenant_use`."""
+def _names(standing: Standing) -> Iterator[tuple[float, dict[str, str]]]:
+    """Yields a 1, labelled with id and name, for each tenant in `tenant_use`."""
     for (tenant_id,) in tenant_use.totals():
         if (tenant := standing.tenants.get(tenant_id)) is not None:
-            yield Observation(1, {"tenant": tenant_id, "name": tenant.name})
+            yield 1, {"tenant": tenant_id, "name": tenant.name}
 
 
-_meter.create_observable_gauge(
+Gauge(
     "loraplex_tenant_info",
-    [partial(_observe, _names)],
-    description="Always 1. The `name` of each `tenant` of the other metrics, to join by.",
+    "Always 1. The `name` of each `tenant` of the other metrics, to join by.",
+    _read(_names),
 )
-_meter.create_observable_counter(
+ReadCounter(
     "loraplex_moves",
-    [partial(_observe, lambda s: [Observation(n, {"kind": k}) for k, n in s.moves.items()])],
-    description="Sequences moved to another worker (`kind` retried or resumed), or refused as the"
+    "Sequences moved to another worker (`kind` retried or resumed), or refused as the"
     " cause of lost workers (poisonous).",
+    _read(lambda s: [(number, {"kind": kind}) for kind, number in s.moves.items()]),
 )
-
-
-def _observe_unread(_: CallbackOptions) -> Iterator[Observation]:
-    if _unread_answers is not None:
-        yield Observation(_unread_answers())
-
-
-_meter.create_observable_gauge(
+Gauge(
     "loraplex_unread_answer_bytes",
-    [_observe_unread],
-    "By",
     "Bytes of answers that clients have not read yet, and bytes reserved for whole answers.",
+    lambda: () if _unread_answers is None else [(_unread_answers(), {})],
 )

@@ -1,57 +1,40 @@
-"""OpenTelemetry SDK of a process. It shows the metrics as a Prometheus page, and also sends them
-over OTLP if the standard variables say so."""
+"""Metrics of a process, as a Prometheus page and over OTLP."""
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from opentelemetry import metrics
-from opentelemetry.metrics import CallbackOptions, Observation
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client import Metric as Family
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from loraplex.certificates import expiry_of
-from loraplex.exposition import families, joined
-from loraplex.histograms import Traced, with_histograms
-from loraplex.metric_sending import MetricSender, send_interval_s
 from loraplex.otlp import otlp_url, resource
-from telemetry.tallies import Histogram
+from loraplex.otlp_metrics import MetricSender, send_interval_s
+from telemetry.tallies import PAGE, Figures, Gauge
 
-_reader = InMemoryMetricReader()
-_traced: Traced = {}
-
-
-def set_up_telemetry(role: str, traced: Iterable[Histogram] = ()) -> None:
-    """Starts collecting the metrics of this process. Must be called only once. `traced` are the
-    histograms with exemplars. Raises BadSettings."""
-    global _traced
-    _traced = {histogram.name: histogram for histogram in traced}
-    sender = _sender()
-    readers = [_reader] if sender is None else [_reader, sender.reader]
-    described = resource(os.environ, role, str(uuid.uuid4()))
-    metrics.set_meter_provider(MeterProvider(readers, resource=described, shutdown_on_exit=False))
-    if sender is not None:
-        sender.start()
+PROCESS = "process"
+"""Label that names a sample's process, in families that both processes of a page have."""
 
 
-def _sender() -> MetricSender | None:
-    """Returns the sender of metrics, or None if they are not sent. Raises BadSettings."""
+def send_metrics(role: str) -> None:
+    """Starts sending the metrics of this process, if OpenTelemetry's standard variables say so.
+    Must be called only once. Raises BadSettings."""
     if (url := otlp_url(os.environ, "metrics")) is None:
-        return None
+        return
     interval_s = send_interval_s(os.environ)
     # Imported here because it loads an HTTP client, which a process that sends nothing does not
     # need.
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-    return MetricSender(OTLPMetricExporter(url), interval_s, _traced)
+    described = resource(os.environ, role, str(uuid.uuid4()))
+    MetricSender(OTLPMetricExporter(url), interval_s, described).start()
 
 
 def content_type(accept: str) -> str:
@@ -67,7 +50,7 @@ def render_metrics(worker: bytes = b"", form: str = CONTENT_TYPE_LATEST) -> byte
     `worker` is the metrics page of a worker on the same machine, which is merged into this one.
     `form` is the content type of the result.
     """
-    own = list(_own())
+    own = [*sorted(PAGE.collect(), key=lambda family: family.name), *REGISTRY.collect()]
     if worker:
         own = joined(own, worker.decode(), ("gateway", "worker"))
     registry = CollectorRegistry()
@@ -79,26 +62,36 @@ def render_metrics(worker: bytes = b"", form: str = CONTENT_TYPE_LATEST) -> byte
     return generate_latest(registry)
 
 
-def _own() -> Iterator[Family]:
-    if (data := _reader.get_metrics_data()) is not None:
-        yield from families(with_histograms(data, _traced))
-    yield from REGISTRY.collect()
+def joined(own: Iterable[Family], others: str, names: tuple[str, str]) -> list[Family]:
+    """Returns the families of this process's page and of another process's page. Samples of a
+    family that is on both pages get the label `process` with one of `names`."""
+    result = {family.name: family for family in own}
+    for other in text_string_to_metric_families(others):
+        if (family := result.get(other.name)) is None:
+            result[other.name] = other
+            continue
+        # The samples are added to a new family, because some collectors return the same family
+        # object each time.
+        both = result[other.name] = Family(family.name, family.documentation, family.type)
+        for name, part in zip(names, (family, other), strict=True):
+            for sample in part.samples:
+                both.add_sample(sample.name, sample.labels | {PROCESS: name}, sample.value)
+    return list(result.values())
 
 
 def show_certificates(files: Mapping[str, Path]) -> None:
     """Adds a metric with the time at which each certificate expires, labelled by setting. Reads the
     files whenever a page is rendered."""
 
-    def observe(_: CallbackOptions) -> Iterator[Observation]:
+    def read() -> Figures:
         for name, file in files.items():
             with suppress(OSError, ValueError):
-                yield Observation(expiry_of(file), {"certificate": name})
+                yield expiry_of(file), {"certificate": name}
 
-    metrics.get_meter("loraplex").create_observable_gauge(
+    Gauge(
         "loraplex_certificate_expiry_timestamp_seconds",
-        [observe],
-        "s",
         "Time at which a certificate of this process expires, in seconds since 1970.",
+        read,
     )
 
 

@@ -11,10 +11,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from opentelemetry import metrics
-from opentelemetry.metrics import CallbackOptions, Observation
-
 from store.errors import ApiError
+from telemetry.tallies import Gauge
 
 log = logging.getLogger(__name__)
 
@@ -31,16 +29,11 @@ _failing_since: dict[str, float] = {}
 not do. 0 if its last run succeeded."""
 
 
-def _observe_failing(_: CallbackOptions) -> list[Observation]:
-    return [Observation(since, {"task": what}) for what, since in _failing_since.items()]
-
-
-metrics.get_meter("loraplex").create_observable_gauge(
+Gauge(
     "loraplex_task_failing_since_timestamp_seconds",
-    [_observe_failing],
-    "s",
     "Time since which a background task has failed, in seconds since 1970, by `task`, which says"
     " what is not done. 0 if its last run succeeded.",
+    lambda: [(since, {"task": what}) for what, since in list(_failing_since.items())],
 )
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import nlargest
 from threading import Lock
 
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
-
-from telemetry.tallies import Totals
+from telemetry.tallies import Figures, ReadCounter, Totals
 
 OTHER = "other"
 MAX_NAMED = 100
@@ -33,7 +31,6 @@ class TopUse:
 
     def __init__(
         self,
-        meter: Meter,
         counters: Sequence[tuple[str, str]],
         labels: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
@@ -49,8 +46,7 @@ class TopUse:
         self._use: dict[tuple[str, ...], float] = {}
         self._ranked_s = clock()
         for index, (name, description) in enumerate(counters):
-            callback = partial(self._observe, index)
-            meter.create_observable_counter(name, [callback], description=description)
+            ReadCounter(name, description, partial(self._figures, index))
 
     def add(self, key: tuple[str, ...], *amounts: float) -> None:
         """Adds amounts to the counters of one name. `key` has the values of the labels."""
@@ -85,6 +81,6 @@ class TopUse:
             found = {key: tuple(sums) for key, sums in self._named.items()}
             return found | {(OTHER,) * len(self._labels): tuple(self._other)}
 
-    def _observe(self, index: int, _: CallbackOptions) -> Iterator[Observation]:
+    def _figures(self, index: int) -> Figures:
         for key, sums in self.totals().items():
-            yield Observation(sums[index], dict(zip(self._labels, key, strict=True)))
+            yield sums[index], dict(zip(self._labels, key, strict=True))

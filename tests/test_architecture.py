@@ -19,7 +19,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "telemetry": (),
     "adapters": ("memory", "ops"),
     "workers": ("adapters", "memory", "ops", "sandbox", "telemetry"),
-    "store": ("adapters.format.strict_json", "adapters.manifest"),
+    "store": ("adapters.format.strict_json", "adapters.manifest", "telemetry"),
     "web": ("store",),
     "admin": (
         "store",
@@ -35,6 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "adapters.errors",
         "adapters.store",
         "migrations",
+        "telemetry",
     ),
     "gateway": (
         "workers.wire",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    *("msgspec", "opentelemetry-api", "llguidance", "pytest-asyncio"),
+    *("msgspec", "prometheus-client", "llguidance", "pytest-asyncio"),
     *("cryptography", "cffi", "pycparser", "tokenizers"),
 )
 """Packages that workers and their tests need and that images for training usually lack. The wheels

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from opentelemetry import metrics
-from opentelemetry.metrics import CallbackOptions, Observation
-
 from store.database import EVERYTHING, Database
 from store.queries import sql
+from telemetry.tallies import Gauge
 
 log = logging.getLogger(__name__)
 
@@ -20,15 +18,10 @@ PAUSE_S = 1.0
 _num_differing: int | None = None
 """Number of hourly sums that differed in the last check. None before the first one."""
 
-
-def _observe(_: CallbackOptions) -> list[Observation]:
-    return [] if _num_differing is None else [Observation(_num_differing)]
-
-
-metrics.get_meter("loraplex.admin").create_observable_gauge(
+Gauge(
     "loraplex_usage_sums_differing",
-    [_observe],
-    description="Hourly sums of usage that differ from their rows, as of the last daily check.",
+    "Hourly sums of usage that differ from their rows, as of the last daily check.",
+    lambda: [] if _num_differing is None else [(_num_differing, {})],
 )
 
 

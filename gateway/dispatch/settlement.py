@@ -20,7 +20,7 @@ from gateway.limits.admission import Admission, Reservation
 from gateway.metering.usage import Status, UsageRecord
 from gateway.metering.wal import Batch, WriteAheadLog
 from gateway.tracing import Detail, Event, Stage, Value
-from telemetry.tallies import Exemplar, Histogram
+from telemetry.tallies import Histogram, exemplar
 from workers.wire.client import WorkerClient
 
 MAX_CANDIDATES = 8
@@ -192,7 +192,7 @@ def _exemplify(
     """Makes the request the exemplar of the histogram buckets that count its latencies."""
     now = time.time()
     for seconds, histogram, _ in latencies:
-        histogram.exemplify(Exemplar(trace_id, span_id, seconds, now), *labels)
+        histogram.exemplify(exemplar(trace_id, span_id, seconds, now), *labels)
 
 
 def routing_attributes(weighed: Mapping[WorkerClient, float]) -> dict[str, Value]:

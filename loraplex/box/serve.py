@@ -35,8 +35,8 @@ from loraplex.box.importing import Formats, check_source, import_model
 from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.box.weight_format import serving_format
 from loraplex.errors import BadSettings, PostgresError
-from loraplex.metric_sending import check_metric_sending
 from loraplex.otlp import otlp_url, without_secrets
+from loraplex.otlp_metrics import check_metric_sending
 from loraplex.output import progress, relay, tell
 from loraplex.private import make_private_folder, socket_folder, write_private
 from loraplex.probe import answer_of, answers_ok

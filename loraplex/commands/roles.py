@@ -147,7 +147,7 @@ def worker_command(
 
     from loraplex.box.children import python
     from loraplex.box.worker_process import check_torch, run_worker
-    from loraplex.metric_sending import check_metric_sending
+    from loraplex.otlp_metrics import check_metric_sending
     from loraplex.roles.worker import worker_config
     from telemetry.logs import set_up_logging
 

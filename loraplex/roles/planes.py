@@ -30,7 +30,7 @@ from admin.migrate import check_schema
 from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig, new_instance_id
 from gateway.http.refusal_metrics import GatewayRefusals
-from gateway.telemetry import LATENCIES, show_unread_answers
+from gateway.telemetry import show_unread_answers
 from gateway.tracing import Tracing
 from loraplex.errors import BadSettings
 from loraplex.otlp import otlp_url, without_secrets
@@ -43,7 +43,7 @@ from loraplex.roles.probes import Readiness, make_probes
 from loraplex.roles.tls import follow_files, load_tls
 from loraplex.roles.waiting import serving_beside, until_there
 from loraplex.settings import Settings
-from loraplex.telemetry import set_up_telemetry, show_certificates
+from loraplex.telemetry import send_metrics, show_certificates
 from loraplex.tracing import trace_destination, tracing_to
 from store.database import EVERYTHING, Database
 from store.periodic import in_background
@@ -208,10 +208,10 @@ class Role:
         self._draining = Draining()
 
     def prepare(self, *, warns: bool) -> None:
-        """Creates the data directory and sets up telemetry. If `warns` is set, logs warnings about
-        risky settings. Raises BadSettings."""
+        """Creates the data directory and starts sending metrics. If `warns` is set, logs warnings
+        about risky settings. Raises BadSettings."""
         self.settings.make_home()
-        set_up_telemetry(self.name, LATENCIES)
+        send_metrics(self.name)
         show_certificates(self.settings.certificates)
         if warns:
             for warning in warnings_of(self.settings, self._public, self._management):

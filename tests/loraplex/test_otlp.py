@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client import CollectorRegistry
 
 from loraplex.errors import BadSettings
-from loraplex.metric_sending import MetricSender, check_metric_sending, send_interval_s
 from loraplex.otlp import Signal, otlp_url, resource
-from telemetry.tallies import Counter, Exemplar, Histogram
+from loraplex.otlp_metrics import MetricSender, check_metric_sending, send_interval_s
+from telemetry.tallies import PAGE, Counter, Histogram, exemplar
 from tests.otlp_receiver import ReceivedMetric, otlp_receiver
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/"}
@@ -85,21 +85,19 @@ def sent(temporality: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Re
     found: list[dict[str, ReceivedMetric]] = []
     with otlp_receiver() as receiver:
         exporter = OTLPMetricExporter(f"{receiver.url}/v1/metrics")
-        traced: dict[str, Histogram] = {}
-        sender = MetricSender(exporter, HOUR_S, traced)
-        provider = MeterProvider(
-            [sender.reader], resource=resource({}, "gateway", "1"), shutdown_on_exit=False
-        )
-        meter = provider.get_meter("test")
-        counter = Counter(meter, "vllm.things", "Things.", ("kind",))
-        histogram = Histogram(meter, "waited_seconds", "Waits.", (0.5, 1, 10), ("kind",), "s")
-        traced[histogram.name] = histogram
+        counter = Counter("vllm:things", "Things.", ("kind",))
+        histogram = Histogram("waited_seconds", "Waits.", (0.5, 1, 10), ("kind",))
+        page = CollectorRegistry()
+        for collector in (counter, histogram):
+            PAGE.unregister(collector)
+            page.register(collector)
+        sender = MetricSender(exporter, HOUR_S, resource({}, "gateway", "1"), page)
         for turn in range(2):
             counter.add(2, "a")
             histogram.record(0.5, "a")
             histogram.record(3.0, "a", count=2)
             histogram.record(99.0, "a")
-            histogram.exemplify(Exemplar(7, 8, 3.0, 1e9 + turn), "a")
+            histogram.exemplify(exemplar(7, 8, 3.0, 1e9 + turn), "a")
             if turn == 0:
                 sender.send()
             else:

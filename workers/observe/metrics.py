@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from opentelemetry.metrics import CallbackOptions, Observation
-
 from memory.page_key import PAGE_TOKENS
-from telemetry.engine_metrics import ENGINE, meter
+from telemetry.engine_metrics import ENGINE
+from telemetry.tallies import Figures, ReadCounter
+from telemetry.tallies import Gauge as ReadGauge
 from workers.wire.protocol import ModelStatus, WorkerStatus
 
 EXTENTS = {"free": ".", "kv": "k", "adapters": "a", "weights": "w"}
 TIERS = ("host", "device", "loading")
 
-Figures = Iterable[tuple[float, Mapping[str, str]]]
-"""Several values of one instrument, each with labels that distinguish it from the others."""
 Find = Callable[[], WorkerStatus | None]
 """Function that returns the worker's last status, or None before the first one."""
 T = TypeVar("T")
@@ -36,37 +34,30 @@ class Counter(Gauge[T]):
 
 
 def show(find: Find) -> None:
-    """Creates the instruments, which read the status that `find` returns. Called once per
-    process."""
+    """Shows the metrics of the status that `find` returns. Called once per process."""
     for instrument in OF_MODELS:
-        _make(instrument, partial(_observe, find, _models, instrument))
+        _show(instrument, partial(_figures, find, _models, instrument))
     for instrument in OF_WORKER:
-        _make(instrument, partial(_observe, find, lambda status: [(status, {})], instrument))
+        _show(instrument, partial(_figures, find, lambda status: [(status, {})], instrument))
 
 
-def _make(
-    instrument: Gauge[T], callback: Callable[[CallbackOptions], Iterable[Observation]]
-) -> None:
-    is_counter = isinstance(instrument, Counter)
-    make = meter.create_observable_counter if is_counter else meter.create_observable_gauge
-    name = instrument.name
-    unit = "s" if name.endswith("_seconds") else "By" if name.endswith("_bytes") else ""
-    make(name, [callback], unit, instrument.description)
+def _show(instrument: Gauge[T], read: Callable[[], Figures]) -> None:
+    kind = ReadCounter if isinstance(instrument, Counter) else ReadGauge
+    kind(instrument.name, instrument.description, read)
 
 
-def _observe(
+def _figures(
     find: Find,
     parts: Callable[[WorkerStatus], Iterable[tuple[T, dict[str, str]]]],
     instrument: Gauge[T],
-    _: CallbackOptions,
-) -> Iterator[Observation]:
+) -> Figures:
     """Yields the instrument's values. parts: function that returns the parts of a status that the
     instrument reads, each with its labels."""
     status = find()
     for part, labels in [] if status is None else parts(status):
         figures = instrument.read(part)
         for value, more in [(figures, {})] if isinstance(figures, int | float) else figures:
-            yield Observation(value, {**labels, **more})
+            yield value, {**labels, **more}
 
 
 def _models(status: WorkerStatus) -> Iterator[tuple[ModelStatus, dict[str, str]]]:
@@ -88,43 +79,43 @@ def _by_tier(values: Mapping[str, float]) -> Figures:
 
 
 OF_MODELS: tuple[Gauge[ModelStatus], ...] = (
-    Gauge("vllm.num_requests_running", "Running sequences.", lambda m: m.num_running),
+    Gauge("vllm:num_requests_running", "Running sequences.", lambda m: m.num_running),
     Gauge(
-        "vllm.num_requests_waiting",
+        "vllm:num_requests_waiting",
         "Sequences waiting for their first step.",
         lambda m: m.num_waiting,
     ),
     Gauge(
-        "vllm.kv_cache_usage_perc",
+        "vllm:kv_cache_usage_perc",
         "Fraction of the KV pages in use. Cached pages count as free.",
         _cache_usage,
     ),
-    Gauge("vllm.gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc.", _cache_usage),
+    Gauge("vllm:gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc.", _cache_usage),
     Gauge(
-        "vllm.cache_config_info",
+        "vllm:cache_config_info",
         "Always 1. The labels have the pages of the KV cache.",
         _cache_config,
     ),
     Counter(
-        "vllm.num_preemptions",
+        "vllm:num_preemptions",
         "Sequences preempted for lack of room.",
         lambda m: m.num_preemptions,
     ),
     Counter(
-        "vllm.prefix_cache_queries",
+        "vllm:prefix_cache_queries",
         "Tokens looked up in the prefix cache.",
         lambda m: m.prefix_queried_tokens,
     ),
     Counter(
-        "vllm.prefix_cache_hits", "Tokens found in the prefix cache.", lambda m: m.prefix_hit_tokens
+        "vllm:prefix_cache_hits", "Tokens found in the prefix cache.", lambda m: m.prefix_hit_tokens
     ),
     Counter(
-        "vllm.gpu_prefix_cache_queries",
+        "vllm:gpu_prefix_cache_queries",
         "Older name of prefix_cache_queries.",
         lambda m: m.prefix_queried_tokens,
     ),
     Counter(
-        "vllm.gpu_prefix_cache_hits",
+        "vllm:gpu_prefix_cache_hits",
         "Older name of prefix_cache_hits.",
         lambda m: m.prefix_hit_tokens,
     ),
@@ -216,7 +207,7 @@ def _extents(status: WorkerStatus) -> Figures:
 
 OF_WORKER: tuple[Gauge[WorkerStatus], ...] = (
     Gauge(
-        "vllm.lora_requests_info",
+        "vllm:lora_requests_info",
         "Time of the reading. The labels have the names of adapters on the device and of those "
         "loading.",
         _lora_requests,

@@ -35,7 +35,7 @@ def adapter(digit: str, tier: str, name: str = "") -> AdapterStatus:
 def test_adapters_have_the_names_that_requests_ask_for() -> None:
     """While one takes the place of another; two tenants have a `bot`."""
     ((_, labels),) = figures(
-        "vllm.lora_requests_info",
+        "vllm:lora_requests_info",
         adapter("1", "device", "bot@7"),
         adapter("2", "device", "formatter@1"),
         adapter("3", "device", "bot@1"),
