@@ -50,7 +50,8 @@ def render_metrics(worker: bytes = b"", form: str = CONTENT_TYPE_LATEST) -> byte
     `worker` is the metrics page of a worker on the same machine, which is merged into this one.
     `form` is the content type of the result.
     """
-    own = [*sorted(PAGE.collect(), key=lambda family: family.name), *REGISTRY.collect()]
+    shown = (family for family in PAGE.collect() if family.samples)
+    own = [*sorted(shown, key=lambda family: family.name), *REGISTRY.collect()]
     if worker:
         own = joined(own, worker.decode(), ("gateway", "worker"))
     registry = CollectorRegistry()
