@@ -22,7 +22,7 @@ LINES = {
     "sandbox": 330,
     "store": 1_530,
     "telemetry": 560,
-    "tools": 2_340,
+    "tools": 2_400,
     "web": 2_750,
     "workers": 18_800,
 }
