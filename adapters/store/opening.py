@@ -24,7 +24,7 @@ def open_store(
             raise ValueError(f"{location}: a store is a folder or s3://BUCKET/PREFIX")
         return LocalStore(Path(location), min_free_bytes=min_free_bytes)
     try:
-        from adapters.store.s3 import ObjectStore
+        from adapters.store.objects import ObjectStore
     except ImportError as error:
         raise ValueError(
             f"{location}: a store in S3 needs boto3: {install_command('s3')}"

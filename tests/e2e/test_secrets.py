@@ -24,9 +24,9 @@ import pytest
 from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.private import socket_folder
 from store.records import new_key
+from tests.buckets import BUCKET, s3_server
 from tests.doubles import write_adapter
 from tests.e2e.tiny import NAME, Tiny
-from tests.s3 import BUCKET, s3_server
 from tests.stack import PLAIN, ROOT, Stack, running
 
 pytestmark = pytest.mark.full

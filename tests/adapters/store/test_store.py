@@ -26,13 +26,13 @@ import torch
 from adapters.errors import AdapterUnavailable
 from adapters.pool.image import ImageCache
 from adapters.pool.loader import AdapterLoader
-from adapters.store import s3 as s3_store
+from adapters.store import objects
 from adapters.store.folder import Kind, LocalStore, NotInStore, Store, StoreUnavailable, hold
+from adapters.store.objects import ObjectStore
 from adapters.store.opening import open_store
-from adapters.store.s3 import ObjectStore
 from ops.registry import select
 from tests.adapters.files import BASE, stage_adapter
-from tests.s3 import BUCKET, s3_server
+from tests.buckets import BUCKET, s3_server
 from tests.stack import ROOT, free_port
 from tests.stored import kept
 
@@ -71,7 +71,7 @@ def elsewhere(location: str, tmp_path: Path) -> Store:
 @pytest.fixture(autouse=True)
 def no_use_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders of which a test has a path are not read by others, where it does not say so."""
-    monkeypatch.setattr(s3_store, "IN_USE_S", 0.0)
+    monkeypatch.setattr(objects, "IN_USE_S", 0.0)
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ def test_what_another_process_may_be_reading_is_not_trimmed(
     s3: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads the files of a folder one after the other; a minute later the bound holds again."""
-    monkeypatch.setattr(s3_store, "IN_USE_S", 60.0)
+    monkeypatch.setattr(objects, "IN_USE_S", 60.0)
     location = f"s3://{BUCKET}/{tmp_path.name}"
     one, two = (open_store(location, tmp_path / "cache", cache_bytes=800) for _ in range(2))
     digests = [f"{i:064x}" for i in range(12)]

@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.buckets import BUCKET, s3_server
 from tests.doubles import write_adapter
 from tests.e2e import demo
 from tests.e2e.tiny import Tiny
 from tests.oracle import Oracle, Verdict
-from tests.s3 import BUCKET, s3_server
 from tests.stack import Stack, running
 
 pytestmark = pytest.mark.full
