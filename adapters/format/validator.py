@@ -34,9 +34,8 @@ from adapters.format.tensor_headers import ITEM_BYTES, TensorHeader, read_header
 from adapters.manifest import OUTER, AdapterManifest, BaseModelShape
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
 
-    from _typeshed import SupportsRead
     from numpy.typing import NDArray
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
@@ -182,14 +181,15 @@ def _check_image(bound: BoundAdapter, max_bytes: int) -> None:
 def content_digest(files: AdapterFiles) -> str:
     """Returns the SHA-256 (hex) over a tag and the two files, each file preceded by its size."""
     with files.weights.open("rb") as file:
-        return digest_streams(_read_config(files.config), file, files.weights.stat().st_size)
+        chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
+        return digest_chunks(_read_config(files.config), chunks, files.weights.stat().st_size)
 
 
-def digest_streams(raw_config: bytes, weights: SupportsRead[bytes], file_bytes: int) -> str:
-    """Returns the `content_digest` of a configuration and a stream of weights. file_bytes: size of
+def digest_chunks(raw_config: bytes, weights: Iterable[bytes], file_bytes: int) -> str:
+    """Returns the `content_digest` of a configuration and of weights in chunks. file_bytes: size of
     the weights."""
     digest = _start_digest(raw_config, file_bytes)
-    while chunk := weights.read(CHUNK_BYTES):
+    for chunk in weights:
         digest.update(chunk)
     return digest.hexdigest()
 

@@ -11,19 +11,15 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Generator
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsRead
-
+from typing import Literal, Protocol
 
 Kind = Literal["adapters", "models"]
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 WEIGHTS_SUFFIX = ".safetensors"
+CHUNK_BYTES = 1 << 20
 
 
 class NotInStore(LookupError):
@@ -98,10 +94,8 @@ class Store(Protocol):
         cache. Raises NotInStore."""
         ...
 
-    def open_adapter_file(
-        self, digest: str, name: str
-    ) -> AbstractContextManager[SupportsRead[bytes]]:
-        """Opens one of the adapter's files. Raises NotInStore."""
+    def adapter_chunks(self, digest: str, name: str) -> Iterator[bytes]:
+        """Yields the bytes of one of the adapter's files. Raises NotInStore."""
         ...
 
     def model_folder(self, digest: str, *, weights: bool = True) -> Path:
@@ -176,10 +170,10 @@ class LocalStore:
         folder = self._existing("adapters", digest)
         return {file.name: file.stat().st_size for file in folder.iterdir()}
 
-    def open_adapter_file(
-        self, digest: str, name: str
-    ) -> AbstractContextManager[SupportsRead[bytes]]:
-        return (self._existing("adapters", digest) / name).open("rb")
+    def adapter_chunks(self, digest: str, name: str) -> Iterator[bytes]:
+        with (self._existing("adapters", digest) / name).open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
 
     def model_folder(self, digest: str, *, weights: bool = True) -> Path:
         return self._existing("models", digest)

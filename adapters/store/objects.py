@@ -1,4 +1,4 @@
-"""Store in an S3 bucket, with a local folder as its cache. Torch-free.
+"""Store in a bucket, with a local folder as its cache. Torch-free.
 
 <prefix>/<kind>/<digest>/<put>/<file>    files of one `put`
 <prefix>/index/<kind>/<digest>           index object, written last; names the put and its files
@@ -6,12 +6,9 @@
 A version is stored if and only if its index object exists.
 """
 
-# boto3 has no type annotations.
-
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import shutil
@@ -21,14 +18,11 @@ from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
-import boto3
 import msgspec
-from boto3.exceptions import Boto3Error
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
 
+from adapters.store.buckets import Bucket, ObjectAbsent
 from adapters.store.folder import (
     WEIGHTS_SUFFIX,
     Kind,
@@ -38,20 +32,6 @@ from adapters.store.folder import (
     check_address,
 )
 
-CONFIG = Config(
-    connect_timeout=3,
-    read_timeout=10,
-    retries={"mode": "standard", "total_max_attempts": 3},
-    # Many servers with S3's interface refuse the checksums that boto3 adds by default.
-    # Digests of the files detect damage.
-    request_checksum_calculation="when_required",
-    response_checksum_validation="when_required",
-    # Every server with S3's interface supports path-style addresses, whatever its host name.
-    s3={"addressing_style": "path"},
-)
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsRead
 UNFINISHED_S = 24 * 3600.0
 """Seconds after which a file that no index entry names is considered the rest of a failed put."""
 SWEEP_S = 3600.0
@@ -59,8 +39,6 @@ IN_USE_S = 60.0
 """Seconds after its last use for which a cached adapter is not removed, because another process
 that shares the cache may still be reading the files. The longest such use, a verification, takes at
 most 30 s."""
-
-logging.getLogger("botocore").setLevel(logging.WARNING)
 
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")]
 
@@ -78,8 +56,7 @@ Target = tuple[LocalStore, Kind, str]
 
 
 class ObjectStore:
-    """Store in S3. boto3 finds credentials, region and endpoint in its usual ways (such as
-    AWS_ENDPOINT_URL).
+    """Store in a bucket.
 
     Downloads a folder once and then reads it from the cache. The cached adapters have at most about
     `cache_bytes` bytes in total, unless more were used in the last `IN_USE_S` seconds.
@@ -88,7 +65,7 @@ class ObjectStore:
     is_remote = True
 
     def __init__(
-        self, bucket: str, prefix: str, cache: Path, *, min_free_bytes: int, cache_bytes: int
+        self, bucket: Bucket, prefix: str, cache: Path, *, min_free_bytes: int, cache_bytes: int
     ) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/".lstrip("/")
@@ -99,7 +76,6 @@ class ObjectStore:
         self._cache_bytes = cache_bytes
         self._bytes_until_listing = 0
         """Bytes of adapters that may be added to the cache before it is listed again."""
-        self._client: Any = boto3.client("s3", config=CONFIG)
         self._bringing: set[Target] = set()
         """Addresses of cached folders that a thread is checking or downloading."""
         self._brought = threading.Condition()
@@ -132,20 +108,15 @@ class ObjectStore:
             put=secrets.token_hex(8),
             files={file.name: file.stat().st_size for file in staged.iterdir()},
         )
-        with _translated_errors():
-            keys = {name: self._file(kind, digest, entry, name) for name in entry.files}
-            for name, key in keys.items():
-                self._client.upload_file(str(staged / name), self._bucket, key)
-            if is_there:
-                for key in keys.values():
-                    self._client.delete_object(Bucket=self._bucket, Key=key)
-                shutil.rmtree(staged)
-                return
-            self._client.put_object(
-                Bucket=self._bucket,
-                Key=self._index(kind, digest),
-                Body=msgspec.json.encode(entry),
-            )
+        keys = {name: self._file(kind, digest, entry, name) for name in entry.files}
+        for name, key in keys.items():
+            self._bucket.write(key, staged / name)
+        if is_there:
+            for key in keys.values():
+                self._bucket.delete(key)
+            shutil.rmtree(staged)
+            return
+        self._bucket.write(self._index(kind, digest), msgspec.json.encode(entry))
         with self._alone((self._cache, kind, digest)):
             self._cache.put(kind, digest, staged, durable=durable)
             if kind == "adapters":
@@ -158,23 +129,13 @@ class ObjectStore:
         entry = self._entry("adapters", digest)
         sizes: dict[str, int] = {}
         for name in entry.files:
-            key = self._file("adapters", digest, entry, name)
-            with _translated_errors():
-                try:
-                    found = self._client.head_object(Bucket=self._bucket, Key=key)
-                    sizes[name] = found["ContentLength"]
-                except ClientError as error:
-                    if error.response.get("Error", {}).get("Code") not in ("404", "NoSuchKey"):
-                        raise
+            with contextlib.suppress(ObjectAbsent):
+                sizes[name] = self._bucket.size(self._file("adapters", digest, entry, name))
         return sizes
 
-    @contextlib.contextmanager
-    def open_adapter_file(self, digest: str, name: str) -> Generator[SupportsRead[bytes]]:
-        key = self._file("adapters", digest, self._entry("adapters", digest), name)
-        with _translated_errors():
-            found = self._client.get_object(Bucket=self._bucket, Key=key)
-            with contextlib.closing(found["Body"]) as body:
-                yield body
+    def adapter_chunks(self, digest: str, name: str) -> Iterator[bytes]:
+        entry = self._entry("adapters", digest)
+        return self._bucket.chunks(self._file("adapters", digest, entry, name))
 
     def model_folder(self, digest: str, *, weights: bool = True) -> Path:
         if weights or self._cache.exists("models", digest):
@@ -187,11 +148,9 @@ class ObjectStore:
         return self._find(kind, digest) is not None
 
     def delete(self, kind: Kind, digest: str) -> None:
-        index = self._index(kind, digest)
-        with _translated_errors():
-            self._client.delete_object(Bucket=self._bucket, Key=index)
-            for key, _ in self._list(f"{self._prefix}{kind}/{digest}/"):
-                self._client.delete_object(Bucket=self._bucket, Key=key)
+        self._bucket.delete(self._index(kind, digest))
+        for key, _ in self._bucket.list(f"{self._prefix}{kind}/{digest}/"):
+            self._bucket.delete(key)
         with self._brought:
             self._cache.delete(kind, digest)
             self._heads.delete(kind, digest)
@@ -210,24 +169,20 @@ class ObjectStore:
         uploads that are younger than `max_age_s` seconds stay."""
         before = datetime.now(UTC) - timedelta(seconds=max_age_s)
         kinds: tuple[Kind, ...] = ("adapters", "models")
-        with _translated_errors():
-            for kind in kinds:
-                self._sweep_files(kind, before)
-            uploads = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._prefix)
-            for upload in uploads.get("Uploads", []):
-                if upload["Initiated"] < before:
-                    self._client.abort_multipart_upload(
-                        Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                    )
+        for kind in kinds:
+            self._sweep_files(kind, before)
+        self._bucket.discard_uploads(self._prefix, before)
 
     def _sweep_files(self, kind: Kind, before: datetime) -> None:
         """Merges the sorted lists of files and of index entries. Reads an entry only if it may not
         name the files that are stored."""
         prefix = f"{self._prefix}{kind}/"
-        indexed = (key.rpartition("/")[2] for key, _ in self._list(f"{self._prefix}index/{kind}/"))
+        indexed = (
+            key.rpartition("/")[2] for key, _ in self._bucket.list(f"{self._prefix}index/{kind}/")
+        )
         named = next(indexed, None)
         for digest, files in groupby(
-            self._list(prefix), lambda file: file[0][len(prefix) :].split("/")[0]
+            self._bucket.list(prefix), lambda file: file[0][len(prefix) :].split("/")[0]
         ):
             while named is not None and named < digest:
                 named = next(indexed, None)
@@ -238,7 +193,7 @@ class ObjectStore:
             entry = self._find(kind, digest)
             for key, put, is_old in stored:
                 if is_old and (entry is None or entry.put != put):
-                    self._client.delete_object(Bucket=self._bucket, Key=key)
+                    self._bucket.delete(key)
 
     def _bring(
         self, kind: Kind, digest: str, cache: LocalStore, is_wanted: Callable[[str], bool]
@@ -287,8 +242,8 @@ class ObjectStore:
                     continue
                 cache.check_room(num_bytes)
                 key = self._file(kind, digest, entry, name)
-                with _translated_errors():
-                    self._client.download_file(self._bucket, key, str(staged / name))
+                with (staged / name).open("wb") as file:
+                    file.writelines(self._bucket.chunks(key))
                 if (got := (staged / name).stat().st_size) != num_bytes:
                     raise StoreUnavailable(f"{key} has {got} bytes, not {num_bytes}")
             cache.put(kind, digest, staged)
@@ -332,22 +287,12 @@ class ObjectStore:
 
     def _find(self, kind: Kind, digest: str) -> IndexEntry | None:
         key = self._index(kind, digest)
-        with _translated_errors():
-            try:
-                found = self._client.get_object(Bucket=self._bucket, Key=key)
-            except self._client.exceptions.NoSuchKey:
-                return None
-            try:
-                return msgspec.json.decode(found["Body"].read(), type=IndexEntry)
-            except msgspec.DecodeError as error:
-                raise StoreUnavailable(f"{key}: {error}") from error
-
-    def _list(self, prefix: str) -> Iterator[tuple[str, datetime]]:
-        """Yields key and modification time of every object with the prefix."""
-        pages = self._client.get_paginator("list_objects_v2")
-        for found in pages.paginate(Bucket=self._bucket, Prefix=prefix):
-            for one in found.get("Contents", []):
-                yield one["Key"], one["LastModified"]
+        try:
+            return msgspec.json.decode(self._bucket.read(key), type=IndexEntry)
+        except ObjectAbsent:
+            return None
+        except msgspec.DecodeError as error:
+            raise StoreUnavailable(f"{key}: {error}") from error
 
     def _index(self, kind: Kind, digest: str) -> str:
         check_address(kind, digest)
@@ -355,22 +300,3 @@ class ObjectStore:
 
     def _file(self, kind: Kind, digest: str, entry: IndexEntry, name: str) -> str:
         return f"{self._prefix}{kind}/{digest}/{entry.put}/{name}"
-
-
-@contextlib.contextmanager
-def _translated_errors() -> Generator[None]:
-    """Converts boto3's errors to StoreUnavailable."""
-    try:
-        yield
-    except (BotoCoreError, ClientError, Boto3Error) as error:
-        raise StoreUnavailable(f"the object store failed: {error}", _refusal(error)) from error
-
-
-def _refusal(error: BaseException) -> str:
-    """Returns the code of a store's answer, or an empty text if the store did not answer."""
-    cause = error.__context__ if isinstance(error, Boto3Error) else error
-    if not isinstance(cause, ClientError):
-        return ""
-    code = str(cause.response.get("Error", {}).get("Code", ""))
-    status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return f"{code[:64]} (status {status})"

@@ -1,13 +1,19 @@
-"""Opens the store at a location, which is a folder or `s3://BUCKET[/PREFIX]`. Torch-free."""
+"""Opens the store at a location, which is a folder or a bucket: `s3://BUCKET[/PREFIX]`, `gs://…` or
+`az://…`. Torch-free."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adapters.installing import install_command
 from adapters.store.folder import LocalStore, Store
 
-S3_SCHEME = "s3://"
+if TYPE_CHECKING:
+    from adapters.store.buckets import Bucket
+
+SCHEMES = ("s3", "gs", "az")
+"""Schemes of buckets. The optional part of loraplex that a scheme needs has its name."""
 
 
 def open_store(
@@ -17,21 +23,41 @@ def open_store(
     cache_bytes: maximum bytes of the adapters in the cache. min_free_bytes: bytes that are kept
     free on the disk.
 
-    Raises ValueError if the location is invalid, or if the needed library is not installed.
+    Raises ValueError if the location is invalid, a needed library is not installed, or the
+    environment does not say how the bucket is reached.
     """
-    if not location.startswith(S3_SCHEME):
-        if "://" in location:
-            raise ValueError(f"{location}: a store is a folder or s3://BUCKET/PREFIX")
+    scheme, separator, address = location.partition("://")
+    if not separator:
         return LocalStore(Path(location), min_free_bytes=min_free_bytes)
+    if scheme not in SCHEMES:
+        raise ValueError(
+            f"{location}: a store is a folder, or a BUCKET/PREFIX after s3://, gs:// or az://"
+        )
+    name, _, prefix = address.partition("/")
+    if not name:
+        raise ValueError(f"{location} names no bucket")
     try:
         from adapters.store.objects import ObjectStore
+
+        bucket = open_bucket(scheme, name)
     except ImportError as error:
         raise ValueError(
-            f"{location}: a store in S3 needs boto3: {install_command('s3')}"
+            f"{location}: this store needs {error.name}: {install_command(scheme)}"
         ) from error
-    bucket, _, prefix = location.removeprefix(S3_SCHEME).partition("/")
-    if not bucket:
-        raise ValueError(f"{location} names no bucket")
+    except ValueError as error:
+        raise ValueError(f"{location}: {error}") from error
     return ObjectStore(
         bucket, prefix, cache, min_free_bytes=min_free_bytes, cache_bytes=cache_bytes
     )
+
+
+def open_bucket(scheme: str, name: str) -> Bucket:
+    """Opens the bucket of a location with the scheme `s3`, `gs` or `az`. Raises ImportError, and
+    ValueError if the environment does not say how the bucket is reached."""
+    if scheme == "s3":
+        from adapters.store.s3 import S3Bucket
+
+        return S3Bucket(name)
+    from adapters.store import buckets
+
+    return buckets.open_bucket(scheme, name)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, digest_streams
+from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, digest_chunks
 from adapters.store.folder import NotInStore, Store, StoreUnavailable
 
 FILES = {CONFIG_NAME, WEIGHTS_NAME}
@@ -30,11 +30,9 @@ def inspect(store: Store, digest: str, file_bytes: int, *, every_byte: bool) -> 
             return StoredContent("damaged", f"{found} bytes are stored of {file_bytes}")
         if not every_byte:
             return StoredContent("present")
-        with (
-            store.open_adapter_file(digest, CONFIG_NAME) as config,
-            store.open_adapter_file(digest, WEIGHTS_NAME) as weights,
-        ):
-            read = digest_streams(config.read(), weights, sizes[WEIGHTS_NAME])
+        config = b"".join(store.adapter_chunks(digest, CONFIG_NAME))
+        weights = store.adapter_chunks(digest, WEIGHTS_NAME)
+        read = digest_chunks(config, weights, sizes[WEIGHTS_NAME])
     except (NotInStore, FileNotFoundError):
         return StoredContent("missing", "the store does not have it")
     except StoreUnavailable as error:

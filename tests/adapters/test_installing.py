@@ -16,7 +16,7 @@ DECLARED = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_tex
 ]
 
 
-@pytest.mark.parametrize("extra", ["s3", "transformers", "worker", "serve"])
+@pytest.mark.parametrize("extra", ["s3", "gs", "transformers", "worker", "serve"])
 def test_the_command_installs_what_the_extra_declares(extra: str) -> None:
     python, *command = shlex.split(install_command(extra))
     assert python == sys.executable and command[:3] == ["-m", "pip", "install"]

@@ -21,7 +21,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     models: dict[str, str]
     store: str
-    """Store of models and adapters: a folder, or s3://BUCKET/PREFIX."""
+    """Store of models and adapters: a folder, or a bucket's location."""
     cache_dir: Path
     listen: str
     """Address for gateways: `unix:PATH` or `tcp://HOST:PORT`."""

@@ -1,4 +1,4 @@
-"""What every store keeps to: a folder, and an S3 bucket behind a real server."""
+"""What every store keeps to: a folder, and the buckets of three kinds of servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import boto3
 import httpx
@@ -27,12 +26,13 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.image import ImageCache
 from adapters.pool.loader import AdapterLoader
 from adapters.store import objects
+from adapters.store.buckets import Bucket
 from adapters.store.folder import Kind, LocalStore, NotInStore, Store, StoreUnavailable, hold
 from adapters.store.objects import ObjectStore
-from adapters.store.opening import open_store
+from adapters.store.opening import open_bucket, open_store
 from ops.registry import select
 from tests.adapters.files import BASE, stage_adapter
-from tests.buckets import BUCKET, s3_server
+from tests.buckets import BUCKET, SERVERS
 from tests.stack import ROOT, free_port
 from tests.stored import kept
 
@@ -41,20 +41,34 @@ OTHER = "f" * 64
 HOSTILE = ["", "..", "../" * 20 + "etc", "/etc/passwd", DIGEST.upper(), DIGEST + "\n", "a" * 63]
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[None]:
-    with s3_server() as environment, pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
+def environment(scheme: str) -> Iterator[None]:
+    with SERVERS[scheme]() as found, pytest.MonkeyPatch.context() as patch:
+        for name, value in found.items():
             patch.setenv(name, value)
         yield
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(scope="module")
+def s3() -> Iterator[None]:
+    yield from environment("s3")
+
+
+@pytest.fixture(scope="module")
+def gs() -> Iterator[None]:
+    yield from environment("gs")
+
+
+@pytest.fixture(scope="module")
+def az() -> Iterator[None]:
+    yield from environment("az")
+
+
+@pytest.fixture(params=["folder", *SERVERS])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "folder":
         return str(tmp_path / "store")
-    request.getfixturevalue("s3")
-    return f"s3://{BUCKET}/{tmp_path.name}"
+    request.getfixturevalue(request.param)
+    return f"{request.param}://{BUCKET}/{tmp_path.name}"
 
 
 @pytest.fixture
@@ -81,15 +95,25 @@ def bucket(s3: None, tmp_path: Path) -> ObjectStore:
     return store
 
 
-def keys(store_name: str) -> list[str]:
-    found = boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix=f"{store_name}/")
-    return [one["Key"] for one in found.get("Contents", [])]
+@pytest.fixture(params=list(SERVERS))
+def any_bucket(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[ObjectStore, Bucket]:
+    """A store, and the bucket itself that it is in."""
+    request.getfixturevalue(request.param)
+    location = f"{request.param}://{BUCKET}/{tmp_path.name}"
+    store = open_store(location, tmp_path / "cache", cache_bytes=2500)
+    assert isinstance(store, ObjectStore)
+    return store, open_bucket(request.param, BUCKET)
+
+
+def keys(store_name: str, scheme: str = "s3") -> list[str]:
+    return [key for key, _ in open_bucket(scheme, BUCKET).list(f"{store_name}/")]
 
 
 def kept_at(location: str, kind: Kind) -> list[str]:
     """The addresses of all that is in the store, in order."""
-    if location.startswith("s3:"):
-        return [Path(key).name for key in keys(f"{Path(location).name}/index/{kind}")]
+    scheme, separator, _ = location.partition("://")
+    if separator:
+        return [Path(key).name for key in keys(f"{Path(location).name}/index/{kind}", scheme)]
     return kept(LocalStore(Path(location)), kind)
 
 
@@ -143,8 +167,7 @@ def test_what_lies_in_the_store_can_be_looked_at(store: Store, elsewhere: Store)
     store.put("adapters", DIGEST, staged)
     assert elsewhere.adapter_sizes(DIGEST) == {name: len(data) for name, data in expected.items()}
     for name, data in expected.items():
-        with elsewhere.open_adapter_file(DIGEST, name) as file:
-            assert file.read() == data
+        assert b"".join(elsewhere.adapter_chunks(DIGEST, name)) == data
     store.delete("adapters", DIGEST)
     with pytest.raises(NotInStore):
         elsewhere.adapter_sizes(DIGEST)
@@ -281,7 +304,9 @@ def test_the_reserve_is_kept_at(location: str, tmp_path: Path) -> None:
         modest.check_room(1 << 60)
 
 
-@pytest.mark.parametrize("location", ["http://x/y", "s3://", "s3:///prefix"])
+@pytest.mark.parametrize(
+    "location", ["http://x/y", "s3://", "s3:///prefix", "gs://", "az:///prefix"]
+)
 def test_locations_that_are_none(location: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=location):
         open_store(location, tmp_path)
@@ -376,41 +401,129 @@ def test_a_folder_is_fetched_once(bucket: ObjectStore, tmp_path: Path) -> None:
     assert again[:2] == folders[:2] and set(content(again[2])) >= {"config.json"}
 
 
-def test_what_was_changed_in_the_bucket_is_not_taken(bucket: ObjectStore, tmp_path: Path) -> None:
-    bucket.put("adapters", DIGEST, stage(bucket))
-    client = boto3.client("s3")
-    (key,) = [key for key in keys(tmp_path.name) if key.endswith("model.safetensors")]
-    client.put_object(Bucket=BUCKET, Key=key, Body=b"longer")
-    other = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "other")
+def test_what_was_changed_in_the_bucket_is_not_taken(
+    any_bucket: tuple[ObjectStore, Bucket], tmp_path: Path
+) -> None:
+    store, bucket = any_bucket
+    store.put("adapters", DIGEST, stage(store))
+    listed = [key for key, _ in bucket.list(tmp_path.name)]
+    (key,) = [key for key in listed if key.endswith("model.safetensors")]
+    bucket.write(key, b"longer")
+    other = ObjectStore(
+        bucket, tmp_path.name, tmp_path / "other", min_free_bytes=0, cache_bytes=2500
+    )
     with pytest.raises(StoreUnavailable, match="6 bytes, not 1"):
         other.adapter_folder(DIGEST)
-    client.delete_object(Bucket=BUCKET, Key=key)
+    bucket.delete(key)
     with pytest.raises(StoreUnavailable):
         other.adapter_folder(DIGEST)
     index = f"{tmp_path.name}/index/adapters/{DIGEST}"
     for damage in (b"", b"{}", b'{"put": "../..", "files": {"a": 1}}'):
-        client.put_object(Bucket=BUCKET, Key=index, Body=damage)
+        bucket.write(index, damage)
         with pytest.raises(StoreUnavailable):
             other.adapter_folder(DIGEST)
     assert not list((tmp_path / "other" / "incoming").iterdir())
 
 
-def test_a_sweep_of_the_bucket_removes_what_no_entry_names(
-    bucket: ObjectStore, tmp_path: Path
+@pytest.mark.parametrize("scheme", SERVERS)
+def test_a_bucket_that_is_not_there_is_no_empty_store(
+    request: pytest.FixtureRequest, tmp_path: Path, scheme: str
 ) -> None:
-    bucket.put("adapters", DIGEST, stage(bucket))
-    bucket.put("models", OTHER, stage(bucket))
-    whole = keys(tmp_path.name)
-    client = boto3.client("s3")
+    request.getfixturevalue(scheme)
+    store = open_store(f"{scheme}://absent", tmp_path)
+    with pytest.raises(StoreUnavailable) as caught:
+        store.exists("adapters", DIGEST)
+    assert caught.value.reason in (
+        "answers NoSuchBucket (status 404)",
+        "answers ContainerNotFound (status 404)",
+    )
+    with pytest.raises(StoreUnavailable):
+        store.put("models", DIGEST, stage(store))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "named"), [("s3", "no credentials"), ("gs", "service account"), ("az", "Account")]
+)
+def test_settings_of_the_environment_that_are_missing_or_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, named: str
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", "{")
+    with pytest.raises(ValueError, match=f"^{scheme}://bucket: .*{named}"):
+        open_store(f"{scheme}://bucket", tmp_path)
+
+
+def test_a_profile_says_where_and_who(
+    s3: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials of a program, as of a sign-in, and the endpoint, from boto3's files."""
+    url, config, program = os.environ["AWS_ENDPOINT_URL"], tmp_path / "config", tmp_path / "program"
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    credentials = '{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b"}'
+    program.write_text(f"#!/bin/sh\necho '{credentials}'\n")
+    program.chmod(0o700)
+    config.write_text(
+        f"[profile ours]\nendpoint_url={url}\nregion=eu-west-1\ncredential_process={program}\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_PROFILE", "ours")
+    store = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "cache")
+    store.put("models", DIGEST, stage(store))
+    assert store.exists("models", DIGEST)
+    monkeypatch.setenv("AWS_PROFILE", "nobodys")
+    with pytest.raises(ValueError, match="nobodys"):
+        open_store(f"s3://{BUCKET}", tmp_path / "cache")
+
+
+def test_a_sweep_of_the_bucket_removes_what_no_entry_names(
+    any_bucket: tuple[ObjectStore, Bucket], tmp_path: Path
+) -> None:
+    store, bucket = any_bucket
+
+    def listed() -> list[str]:
+        return [key for key, _ in bucket.list(tmp_path.name)]
+
+    store.put("adapters", DIGEST, stage(store))
+    store.put("models", OTHER, stage(store))
+    whole = listed()
     for left in (f"adapters/{DIGEST}/other/a", f"adapters/{OTHER}/put/a", f"models/{DIGEST}/p/b"):
-        client.put_object(Bucket=BUCKET, Key=f"{tmp_path.name}/{left}", Body=b"")
+        bucket.write(f"{tmp_path.name}/{left}", b"")
+    store.sweep_bucket(max_age_s=3600)
+    assert len(listed()) == len(whole) + 3
+    time.sleep(1.1)
+    store.sweep_bucket(max_age_s=0)
+    assert listed() == whole
+
+
+def test_a_sweep_ends_uploads_that_were_not_finished(bucket: ObjectStore, tmp_path: Path) -> None:
+    client = boto3.client("s3")
     client.create_multipart_upload(Bucket=BUCKET, Key=f"{tmp_path.name}/adapters/{DIGEST}/p/a")
     bucket.sweep_bucket(max_age_s=3600)
-    assert len(keys(tmp_path.name)) == len(whole) + 3
-    time.sleep(1.1)
-    bucket.sweep_bucket(max_age_s=0)
-    assert keys(tmp_path.name) == whole
     assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
+
+
+def test_the_objects_of_earlier_versions_are_read(bucket: ObjectStore, tmp_path: Path) -> None:
+    """As 0.1.0 wrote them, with boto3."""
+    client, prefix = boto3.client("s3"), tmp_path.name
+    entry = b'{"put":"00112233445566ff","files":{"config.json":2,"model.safetensors":9437184}}'
+    put = f"{prefix}/adapters/{DIGEST}/00112233445566ff"
+    client.put_object(Bucket=BUCKET, Key=f"{put}/config.json", Body=b"{}")
+    (tmp_path / "large").write_bytes(bytes(9 << 20))
+    client.upload_file(str(tmp_path / "large"), BUCKET, f"{put}/model.safetensors")
+    client.put_object(Bucket=BUCKET, Key=f"{prefix}/index/adapters/{DIGEST}", Body=entry)
+    assert bucket.exists("adapters", DIGEST)
+    assert content(bucket.adapter_folder(DIGEST)) == {
+        "config.json": b"{}",
+        "model.safetensors": bytes(9 << 20),
+    }
+    bucket.sweep_bucket(max_age_s=-1)
+    assert len(keys(prefix)) == 3
+    bucket.delete("adapters", DIGEST)
+    assert keys(prefix) == []
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -429,13 +542,13 @@ def test_a_sweep_asks_only_for_what_may_be_wrong(
         key = f"{tmp_path.name}/adapters/{digest}/{chance.choice('09az')}put/a"
         client.put_object(Bucket=BUCKET, Key=key, Body=b"")
     asked: list[str] = []
-    real = bucket._client.get_object
+    real = Bucket.read
 
-    def get_object(**arguments: Any) -> Any:
-        asked.append(arguments["Key"].rpartition("/")[2])
-        return real(**arguments)
+    def read(remote: Bucket, key: str) -> bytes:
+        asked.append(key.rpartition("/")[2])
+        return real(remote, key)
 
-    monkeypatch.setattr(bucket._client, "get_object", get_object)
+    monkeypatch.setattr(Bucket, "read", read)
     time.sleep(1.1)
     bucket.sweep_bucket(max_age_s=0)
     assert keys(tmp_path.name) == whole
@@ -479,15 +592,15 @@ def test_an_adapter_does_not_wait_for_a_model(
     if is_cached:
         other.adapter_folder(OTHER)
     is_on_its_way, may_come = threading.Event(), threading.Event()
-    download = other._client.download_file
+    chunks = Bucket.chunks
 
-    def slow(bucket: str, key: str, path: str) -> None:
-        if "/models/" in key:
+    def slow(remote: Bucket, key: str) -> Iterator[bytes]:
+        if f"{tmp_path.name}/models/" in key:
             is_on_its_way.set()
             may_come.wait(60)
-        download(bucket, key, path)
+        return chunks(remote, key)
 
-    monkeypatch.setattr(other._client, "download_file", slow)
+    monkeypatch.setattr(Bucket, "chunks", slow)
     with ThreadPoolExecutor(2) as pool:
         model = pool.submit(other.model_folder, DIGEST)
         try:
@@ -631,8 +744,7 @@ def test_a_store_that_refuses_checksums_works(
         other = open_store(location, tmp_path / "other")
         assert (other.adapter_folder(DIGEST) / "adapter_config.json").read_text() == "{}"
         assert other.adapter_sizes(DIGEST)["adapter_model.safetensors"] == 9 << 20
-        with other.open_adapter_file(DIGEST, "adapter_config.json") as file:
-            assert file.read(2) == b"{}"
+        assert b"".join(other.adapter_chunks(DIGEST, "adapter_config.json")) == b"{}"
         other.delete("adapters", DIGEST)
         assert keys(tmp_path.name) == []
 
