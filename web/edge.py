@@ -3,8 +3,6 @@ requests without a key, and records refusals."""
 
 from __future__ import annotations
 
-import time
-
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from store.errors import ApiError, Invalid
@@ -143,7 +141,7 @@ class Edge:
 def _refusal_by(limit: AnonymousLimit, scope: HTTPScope) -> ApiError | None:
     """Takes a token from a limit of requests without a key. Returns the refusal if it is
     exhausted."""
-    match limit.take(client_address(scope), time.monotonic()):
+    match limit.take(client_address(scope)):
         case "address":
             message = "Too many requests without an API key from this address."
             return TooMany(message, code=NO_LIMIT_LEFT)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.tenant_load import BYTES_PER_S, LARGE, MAX_TENANTS, BodyPace
+from gateway.limits.tenant_load import BYTES_PER_S, LARGE, BodyPace
 
 MIB = 1 << 20
 
@@ -28,14 +28,6 @@ def test_each_waits_for_those_before_it() -> None:
     assert bench.pace.delay_s("a", LARGE) == pytest.approx(0.5 * mib_s)
     bench.now += 10.0
     assert bench.pace.delay_s("a", 10 * MIB) == 0
-
-
-def test_tenants_that_nothing_waits_for_are_forgotten() -> None:
-    bench = Bench()
-    for number in range(2 * MAX_TENANTS):
-        bench.pace.delay_s(f"t{number}", LARGE)
-        bench.now += 0.01
-    assert len(bench.pace._next_at) <= MAX_TENANTS  # pyright: ignore[reportPrivateUsage]
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.3), st.integers(LARGE, 10 * MIB)), max_size=40))

@@ -21,7 +21,6 @@ from gateway.limits.tenant_load import (
     BURST_S,
     MAX_DEBT_S,
     MAX_DELAY_S,
-    MAX_TENANTS,
     UNIT_BYTES,
     UNREAD_BURST_S,
     UNREAD_BYTES_PER_S,
@@ -142,16 +141,6 @@ def test_bytes_that_are_thrown_away_make_the_next_refusals_wait() -> None:
     assert bench.limit.delay_s("b") == 0.0
     # They are no refusals whose bodies were read.
     assert not bench.refused_for()
-
-
-def test_tenants_that_have_their_whole_limit_are_forgotten() -> None:
-    bench = Bench()
-    bench.refuse(200 * UNIT_BYTES)
-    for number in range(2 * MAX_TENANTS):
-        bench.refuse(tenant=f"t{number}")
-        bench.now += 0.001
-    assert bench.refused_for()
-    assert len(bench.limit._tenants) <= MAX_TENANTS  # pyright: ignore[reportPrivateUsage]
 
 
 async def other_tenant(live: Live) -> dict[str, str]:
