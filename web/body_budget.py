@@ -4,10 +4,9 @@ tokenised or its request is answered. The server counts the bytes, and the plane
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
-from web.byte_budget import ByteBudget, Excess
-
+Excess = Literal["tenant", "all"]
 HELD_BODY = "held_body"
 """Key in the state of an ASGI scope for the request's `HeldBody`."""
 ALL = 256 << 20
@@ -19,10 +18,40 @@ GRACE_S = 30.0
 MIN_BYTES_PER_S = 32 << 10
 """Minimum rate of a body. A body may take 30 s after its head, plus 1 s for each 32 KiB, at most
 350 s for 10 MiB. A mobile link of 0.5 Mbit/s is twice as fast."""
-
 MAX_UNREAD_BYTES = 16 << 20
 """Maximum bytes of a body that are received after its request was answered. Clients send up to 10
 MiB before they read a 413."""
+
+
+class ByteBudget:
+    """Bytes in memory, counted for each owner and in all. An owner is a tenant's id or `admin`."""
+
+    def __init__(self, max_bytes: int, tenant_part: int) -> None:
+        """The limit of one owner is `max_bytes` divided by `tenant_part`."""
+        self.max_bytes = max_bytes
+        self.max_tenant_bytes = max_bytes // tenant_part
+        self.num_bytes = 0
+        """Bytes of all owners."""
+        self._by_owner: dict[str, int] = {}
+
+    def owned_by(self, owner: str) -> int:
+        return self._by_owner.get(owner, 0)
+
+    def add(self, owner: str, num_bytes: int) -> None:
+        """Charges bytes to an owner. A negative number releases bytes."""
+        self.num_bytes += num_bytes
+        left = self._by_owner.get(owner, 0) + num_bytes
+        if left:
+            self._by_owner[owner] = left
+        else:
+            self._by_owner.pop(owner, None)
+
+    def excess_with(self, owner: str | None, num_more: int) -> Excess | None:
+        """Returns the limit that `num_more` further bytes of the owner would exceed, or None. Only
+        the limit of all applies if the owner is not known."""
+        if owner is not None and self.owned_by(owner) + num_more > self.max_tenant_bytes:
+            return "tenant"
+        return "all" if self.num_bytes + num_more > self.max_bytes else None
 
 
 class BodyBudget(ByteBudget):

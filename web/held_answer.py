@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from litestar.types import HTTPResponseStartEvent, Message, Send
 
-from web.body_budget import HeldBody, held_body
-from web.byte_budget import ByteBudget, Excess
+from web.body_budget import ByteBudget, Excess, HeldBody, held_body
 from web.errors import Overloaded
 
 HELD_ANSWER = "held_answer"

@@ -15,10 +15,9 @@ import uvicorn
 from litestar.types import ASGIApp
 
 from web.body_budget import BodyBudget
-from web.connections import Connections
 from web.edge import Draining
 from web.held_answer import SLOW_CLIENT_S, AnswerBudget
-from web.http_protocol import KEEP_ALIVE_S, Config, HttpProtocol
+from web.http_protocol import KEEP_ALIVE_S, Config, Connections, HttpProtocol
 from web.refusals import RefusalMetrics, Refusals
 
 BACKLOG = 2048

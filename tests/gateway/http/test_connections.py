@@ -12,8 +12,7 @@ import pytest
 
 from tests.gateway.live import Live, eventually
 from tests.serving import serving
-from web.connections import Connections
-from web.http_protocol import HEAD_PIECE_BYTES, MAX_HEAD_BYTES
+from web.http_protocol import HEAD_PIECE_BYTES, MAX_HEAD_BYTES, Connections
 
 MAX_DESCRIPTORS = 256
 HALF = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx-half: "

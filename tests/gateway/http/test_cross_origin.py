@@ -12,7 +12,7 @@ from loraplex.errors import BadSettings
 from loraplex.settings import load_settings
 from tests.gateway.scripts import say
 from tests.gateway.service import Service
-from web.anonymous import ALL_BURST
+from web.edge import ALL_BURST
 
 APP, OTHER = "https://app.example.com", "https://evil.example.com"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}

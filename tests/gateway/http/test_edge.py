@@ -16,12 +16,12 @@ import pytest
 from loraplex.roles.management import public_app
 from tests.gateway.service import Service
 from tests.serving import serving
-from web.ambiguity import find_ambiguous_path
-from web.anonymous import (
+from web.edge import (
     ADDRESS_BURST,
     ALL_BURST,
     ALL_PER_S,
     AnonymousLimit,
+    find_ambiguous_path,
 )
 from web.refusals import MAX_SERIES, Refusals
 
