@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.doubles import SIZES
+from workers.wire.client import WorkerFailed
 from workers.wire.protocol import (
     ALL_TOKENS,
+    ErrorCode,
     FinishReason,
     Generate,
     OutputKind,
@@ -116,6 +118,12 @@ def endless(pause_s: float = 0.01) -> Script:
             yield SequenceOutput(id=request.id, tokens=ids("a"))
 
     return script
+
+
+async def broken(request: Generate) -> AsyncIterator[SequenceOutput]:
+    """Fails in the middle of the answer."""
+    yield SequenceOutput(id=request.id, tokens=ids("abc"))
+    raise WorkerFailed(ErrorCode.LOGITS_NAN, "no numbers")
 
 
 async def silence(request: Generate) -> AsyncIterator[SequenceOutput]:
