@@ -10,11 +10,20 @@ leased, so that they are not evicted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.loads import Loads
-from adapters.pool.source import AdapterLease, AdapterRef, Loading, NoRoom
+from adapters.pool.source import (
+    AdapterLease,
+    AdapterRef,
+    AdapterTurn,
+    AdapterUse,
+    Loading,
+    NoRoom,
+)
 from adapters.pool.tiers import AWAITED_POLLS, AdapterEntry
+from adapters.pool.turns import AdapterTurns
 from memory.accounts import FIRST_TURN, LAST_TURN, NO_TENANT, Tenant, Turn
 from memory.errors import require
 from memory.eviction.adapter_memory import AdapterMemory
@@ -42,6 +51,11 @@ class AdapterPool:
         self._pins: dict[str, AdapterEntry] = {}
         self.awaited: dict[AdapterEntry, None] = {}
         """Entries that a caller may be waiting for."""
+        self._turns = AdapterTurns(self.missing_bytes, self._may_displace)
+
+    @property
+    def lacks_pages(self) -> bool:
+        return self._turns.lacks_pages
 
     @property
     def is_busy(self) -> bool:
@@ -53,24 +67,34 @@ class AdapterPool:
         if entry.image is None and entry.slot is None:
             self.loads.fetch(entry)
 
-    def load(self, ref: AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN) -> None:
-        entry = self._entry(ref, tenant)
-        entry.awaited_polls = AWAITED_POLLS
-        entry.turns[tenant.name] = turn
-        self.awaited[entry] = None
-        self.loads.advance(entry)
+    def load(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
+        if self._turns.is_open:
+            self._load(self._entry(ref, tenant), tenant, FIRST_TURN)
 
     def cancel(self, ref: AdapterRef) -> None:
+        self._turns.forget(ref.digest)
         entry = self.entries.get(ref.digest)
         if entry is not None and not entry.is_kept:
             entry.awaited_polls = 0
             self.loads.cancel(entry)
             entry.forget()
 
+    def begin_turns(self, in_use: Iterable[AdapterUse]) -> None:
+        self._turns.begin(self._clock(), in_use)
+
     def acquire(
-        self, ref: AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN
+        self, ref: AdapterRef, turn: AdapterTurn | None = None
     ) -> AdapterLease | Loading | NoRoom:
         """Implements `AdapterSource.acquire`. A failed load is retried after some seconds."""
+        if turn is None:
+            return self._acquire(ref, NO_TENANT, FIRST_TURN)
+        return self._turns.acquire(ref, turn, partial(self._acquire, ref))
+
+    def _acquire(
+        self, ref: AdapterRef, tenant: Tenant, place: Turn
+    ) -> AdapterLease | Loading | NoRoom:
+        """Leases the adapter, or starts to load it. place: place of the request among the
+        tenant's requests."""
         entry = self._entry(ref, tenant)
         if entry.is_proved and ref.checksum not in ("", entry.proved):
             message = f"the image of {ref.digest} is {entry.checksum}, not {ref.checksum}"
@@ -85,12 +109,21 @@ class AdapterPool:
         error = self.loads.failures.recent(entry)
         if error is not None:
             raise AdapterUnavailable(error.code, str(error))
-        self.load(ref, tenant, turn)
+        self._load(entry, tenant, place)
         if entry.slot is None and entry.loading is None:
             return NoRoom(0 if entry.image is None else entry.image_bytes)
         return Loading()
 
+    def _load(self, entry: AdapterEntry, tenant: Tenant, place: Turn) -> None:
+        entry.awaited_polls = AWAITED_POLLS
+        entry.turns[tenant.name] = place
+        self.awaited[entry] = None
+        self.loads.advance(entry)
+
     def missing_bytes(self, ref: AdapterRef) -> int | None:
+        """Returns the number of bytes that must be copied to the device before the adapter can be
+        leased: 0 if it is on the device, and otherwise the size of its image on the host. Returns
+        None if the adapter is loading, or neither on the device nor on the host."""
         entry = self.entries.get(ref.digest)
         if entry is None or entry.loading is not None:
             return None
@@ -98,7 +131,7 @@ class AdapterPool:
             return 0
         return None if entry.image is None else entry.image_bytes
 
-    def may_displace(self, ref: AdapterRef, other: str) -> bool:
+    def _may_displace(self, ref: AdapterRef, other: str) -> bool:
         return self.device.may_displace(self._entry(ref), self.entries[other])
 
     def evict_all_idle(self, ref: AdapterRef) -> bool:

@@ -4,12 +4,12 @@ lease yet. Has no tensors."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from adapters.errors import AdapterUnavailable
-from memory.accounts import FIRST_TURN, NO_TENANT, Tenant, Turn
+from memory.accounts import NO_TENANT, Tenant
 
 Tier = Literal["store", "disk", "host", "device", "loading"]
 """Location of an adapter. The status of a pool lists "store" only for an adapter whose last load
@@ -49,6 +49,37 @@ class AdapterRef(Protocol):
 
     @property
     def signed(self) -> Signed | None: ...
+
+
+Charge = tuple[float, float]
+"""Charges of a sequence's class and tenant, comparable with those of other sequences."""
+
+
+class Account(Protocol):
+    """Account that is charged for the work of sequences."""
+
+    @property
+    def charge(self) -> Charge:
+        """Present charge."""
+        ...
+
+
+class AdapterTurn(NamedTuple):
+    """Turn of a waiting sequence that needs an adapter. patience_s: seconds that the sequence may
+    wait for room before its adapter starves."""
+
+    tenant: Tenant
+    account: Account
+    patience_s: float
+
+
+class AdapterUse(NamedTuple):
+    """Running sequence. digest: digest of its adapter, or None. num_left: largest number of tokens
+    that it may still generate."""
+
+    digest: str | None
+    account: Account
+    num_left: int
 
 
 class Load(NamedTuple):
@@ -122,7 +153,8 @@ class AdapterLease:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Result of `acquire` while the adapter is loading. Call `acquire` again at the next step."""
+    """Result of `acquire` while the adapter is loading, or while other adapters go first. Call
+    `acquire` again at the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +167,27 @@ class NoRoom:
 
 
 class AdapterSource(Protocol):
-    """Source of leases on the adapters of one base model. Methods are called with the memory lock
-    held, and never wait for a load."""
+    """Source of leases on the adapters of one base model. It decides whose adapter is loaded next.
+    Methods are called with the memory lock held, and never wait for a load."""
 
     @property
     def is_busy(self) -> bool:
         """Whether any adapter is loading or leased."""
         ...
 
+    @property
+    def lacks_pages(self) -> bool:
+        """Whether no sequence without an adapter may start, because running sequences must free
+        pages for an adapter."""
+        ...
+
     def poll(self) -> None:
         """Called at the start of each step, for work that depends on time."""
+        ...
+
+    def begin_turns(self, in_use: Iterable[AdapterUse]) -> None:
+        """Called before the first `acquire` of a step. in_use: sequences that run, or that a step
+        in flight computes."""
         ...
 
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
@@ -152,7 +195,8 @@ class AdapterSource(Protocol):
         ...
 
     def load(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
-        """Starts to load the adapter to the device. The caller calls `acquire` at the next step."""
+        """Starts to load the adapter to the device, unless other adapters go first. The caller
+        calls `acquire` at the next step."""
         ...
 
     def cancel(self, ref: AdapterRef) -> None:
@@ -160,21 +204,12 @@ class AdapterSource(Protocol):
         ...
 
     def acquire(
-        self, ref: AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN
+        self, ref: AdapterRef, turn: AdapterTurn | None = None
     ) -> AdapterLease | Loading | NoRoom:
-        """Leases the adapter if it is on the device. Otherwise starts to load it, and the caller
-        tries again at the next step. Raises AdapterUnavailable if the load failed. turn: order of
-        the load among the tenant's loads."""
-        ...
-
-    def missing_bytes(self, ref: AdapterRef) -> int | None:
-        """Returns the number of bytes that must be copied to the device before the adapter can be
-        leased: 0 if it is on the device, and otherwise the size of its image on the host. Returns
-        None if the adapter is loading, or neither on the device nor on the host."""
-        ...
-
-    def may_displace(self, ref: AdapterRef, other: str) -> bool:
-        """Whether the adapter with digest `other`, once idle, would be evicted for `ref`."""
+        """Leases the adapter if it is on the device. Otherwise starts to load it when its turn has
+        come, and the caller tries again at the next step. Raises AdapterUnavailable if the load
+        failed. turn: turn of the waiting sequence, or None if the caller is no sequence and goes
+        first."""
         ...
 
     def evict_all_idle(self, ref: AdapterRef) -> bool:
@@ -196,6 +231,8 @@ class FixedSlot:
 class FixedAdapters:
     """Simplest `AdapterSource`, in which all adapters are permanently on the device."""
 
+    lacks_pages = False
+
     def __init__(self, max_ranks: Mapping[str, int]) -> None:
         """max_ranks: largest rank of each adapter by digest, in the order of their slots."""
         self._slots = {
@@ -209,6 +246,9 @@ class FixedAdapters:
     def poll(self) -> None:
         pass
 
+    def begin_turns(self, in_use: Iterable[AdapterUse]) -> None:
+        pass
+
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
         pass
 
@@ -219,18 +259,12 @@ class FixedAdapters:
         pass
 
     def acquire(
-        self, ref: AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN
+        self, ref: AdapterRef, turn: AdapterTurn | None = None
     ) -> AdapterLease | Loading | NoRoom:
         if (found := self._slots.get(ref.digest)) is None:
             raise AdapterUnavailable("adapter.store.missing", f"no adapter {ref.digest}")
         found.leases += 1
         return AdapterLease(found.slot, found.max_rank, "", 0, found)
-
-    def missing_bytes(self, ref: AdapterRef) -> int | None:
-        return 0 if ref.digest in self._slots else None
-
-    def may_displace(self, ref: AdapterRef, other: str) -> bool:
-        return False
 
     def evict_all_idle(self, ref: AdapterRef) -> bool:
         return False

@@ -19,7 +19,7 @@ from adapters.pool.loader import AdapterLoader, LoaderThreads
 from adapters.pool.loads import Loads
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.pool import AdapterPool
-from adapters.pool.source import AdapterLease, Tier
+from adapters.pool.source import AdapterLease, AdapterTurn, Tier
 from adapters.store.folder import LocalStore
 from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
@@ -82,6 +82,15 @@ class SteppedExecutor(Executor):
     def drain(self) -> None:
         while self.waiting:
             self.step()
+
+
+class Uncharged:
+    charge = (0.0, 0.0)
+
+
+def turn_of(tenant: Tenant = NO_TENANT, patience_s: float = 0.0) -> AdapterTurn:
+    """Turn of a sequence whose tenant was charged nothing."""
+    return AdapterTurn(tenant, Uncharged(), patience_s)
 
 
 def evict_one(device: DeviceTier) -> bool:
@@ -188,11 +197,16 @@ class House:
         """Lets everything that is loading finish, and the pool see it."""
         for _ in range(4):
             self.executor.drain()
-            self.pool.poll()
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        self.pool.poll()
+        self.pool.begin_turns(())
 
     def lease(self, ref: Ref, tenant: Tenant = NO_TENANT) -> AdapterLease | None:
         """A lease, if the adapter is on the device."""
-        acquired = self.pool.acquire(ref, tenant)
+        turn = None if tenant == NO_TENANT else turn_of(tenant)
+        acquired = self.pool.acquire(ref, turn)
         return acquired if isinstance(acquired, AdapterLease) else None
 
     def load(self, index: int) -> Any:
@@ -207,9 +221,9 @@ class House:
 
     def settle_step(self) -> None:
         self.executor.drain()
-        self.pool.poll()
+        self._begin_step()
         self.executor.drain()
-        self.pool.poll()
+        self._begin_step()
 
     def tier(self, index: int) -> str | None:
         digest = self.refs[index].digest

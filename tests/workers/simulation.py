@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterUnavailable
@@ -12,12 +12,15 @@ from adapters.pool.loads import LoadCount
 from adapters.pool.source import (
     AdapterLease,
     AdapterRef,
+    AdapterTurn,
+    AdapterUse,
     Load,
     Loading,
     LoadTimes,
     NoRoom,
 )
-from memory.accounts import FIRST_TURN, NO_TENANT, Tenant, Turn
+from adapters.pool.turns import AdapterTurns
+from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, Slots, alone
@@ -84,6 +87,15 @@ class StubPool:
     num_evictions: int = 0
     num_failed: int = 0
     counts: dict[str, LoadCount] = field(default_factory=dict[str, LoadCount])
+    clock: Callable[[], float] = lambda: 0.0
+    """Of the simulation, which sets it."""
+
+    def __post_init__(self) -> None:
+        self.turns = AdapterTurns(self._missing_bytes, lambda _, __: True)
+
+    @property
+    def lacks_pages(self) -> bool:
+        return self.turns.lacks_pages
 
     @property
     def device(self) -> StubPool:
@@ -101,11 +113,17 @@ class StubPool:
         self.asked.setdefault(ref.digest, self.delay_steps)
 
     def load(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
-        self.prefetch(ref)
+        if self.turns.is_open:
+            self.prefetch(ref)
 
     def acquire(
-        self, ref: AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN
+        self, ref: AdapterRef, turn: AdapterTurn | None = None
     ) -> AdapterLease | Loading | NoRoom:
+        if turn is None:
+            return self._acquire(ref)
+        return self.turns.acquire(ref, turn, lambda *_: self._acquire(ref))
+
+    def _acquire(self, ref: AdapterRef) -> AdapterLease | Loading | NoRoom:
         if ref.digest in self.broken:
             raise AdapterUnavailable("adapter.test", "it is broken")
         if ref.digest not in self.slots:
@@ -124,22 +142,23 @@ class StubPool:
         copy_s = LoadCost().copy_s(num_loaded)
         return AdapterLease(slot, 8, "", num_loaded, self.adapters[slot], copy_s)
 
-    def missing_bytes(self, ref: AdapterRef) -> int | None:
+    def _missing_bytes(self, ref: AdapterRef) -> int | None:
         if ref.digest in self.slots:
             return 0
         return 1 if self.asked.get(ref.digest, 0) < 0 else None
-
-    def may_displace(self, ref: AdapterRef, other: str) -> bool:
-        return True
 
     def evict_all_idle(self, ref: AdapterRef) -> bool:
         return False
 
     def cancel(self, ref: AdapterRef) -> None:
+        self.turns.forget(ref.digest)
         self.asked.pop(ref.digest, None)
 
     def poll(self) -> None:
         pass
+
+    def begin_turns(self, in_use: Iterable[AdapterUse]) -> None:
+        self.turns.begin(self.clock(), in_use)
 
     def check_integrity(self) -> None:
         pass
@@ -189,6 +208,7 @@ class Simulation:
         self.is_held = False
         self.bounds = bounds
         self.pool = pool or StubPool(num_slots=4)
+        self.pool.clock = self.clock
         arena = Arena(num_pages * PAGE_BYTES, 4 * PAGE_BYTES)
         self.kv = KVCache(arena, "model", PAGE_BYTES)
         self.slots = Slots(max_num_seqs)

@@ -16,11 +16,11 @@ import math
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
+from adapters.pool.source import Account
 from workers.policies.fair_queue import FairQueue, TenantQueue, last_in_turn
 from workers.policies.over_share import OverShare
 from workers.policies.step_budget import StepBudget
 from workers.policies.step_cost import StepTime
-from workers.scheduling.policy import Charge
 from workers.scheduling.schedule import BlockReason, Schedule, ScheduledSequence
 from workers.scheduling.sequence import Sequence
 
@@ -104,9 +104,8 @@ class FairnessPolicy:
     def predict_s(self, schedule: Schedule) -> float:
         return self.step_time.predict(schedule.num_tokens, schedule.num_attended)
 
-    def charged(self, sequence: Sequence) -> Charge:
-        tenant = sequence.place.tenant_queue
-        return tenant.class_queue.counter, tenant.counter
+    def account(self, sequence: Sequence) -> Account:
+        return sequence.place.tenant_queue
 
     def begin_step(self) -> None:
         self._closed_by = None

@@ -7,10 +7,9 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from adapters.pool.source import Account, Charge
 from workers.scheduling.schedule import BlockReason, Schedule
 from workers.scheduling.sequence import Sequence
-
-Charge = tuple[float, float]
 
 
 class SchedulingPolicy(Protocol):
@@ -119,9 +118,8 @@ class SchedulingPolicy(Protocol):
         """Returns which of the sequences is preempted when memory is short."""
         ...
 
-    def charged(self, sequence: Sequence) -> Charge:
-        """Returns the charges of the sequence's class and tenant, for comparison with the charges
-        of other sequences."""
+    def account(self, sequence: Sequence) -> Account:
+        """Returns the account that is charged for the sequence."""
         ...
 
     def charge_prefill(self, sequence: Sequence, num_tokens: int) -> None:
@@ -154,6 +152,15 @@ class SchedulingPolicy(Protocol):
     def forget_speed(self) -> None:
         """Forgets the recorded times of steps."""
         ...
+
+
+class Uncharged:
+    """Account of all sequences of a policy that charges nothing."""
+
+    charge: Charge = (0.0, 0.0)
+
+
+UNCHARGED = Uncharged()
 
 
 class FifoPolicy:
@@ -247,8 +254,8 @@ class FifoPolicy:
     def last_in_turn(self, sequences: Iterable[Sequence]) -> Sequence:
         return max(sequences, key=_arrival)
 
-    def charged(self, sequence: Sequence) -> Charge:
-        return 0.0, 0.0
+    def account(self, sequence: Sequence) -> Account:
+        return UNCHARGED
 
     def charge_prefill(self, sequence: Sequence, num_tokens: int) -> None:
         self._room -= num_tokens

@@ -6,19 +6,32 @@ sequence slot, KV pages, and a lease of its adapter. This module uses no tensors
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Protocol
 
-from adapters.pool.source import AdapterRef, AdapterSource
+from adapters.errors import AdapterUnavailable
+from adapters.pool.source import (
+    AdapterLease,
+    AdapterRef,
+    AdapterSource,
+    AdapterTurn,
+    AdapterUse,
+    Loading,
+)
 from memory.accounts import Tenant
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from memory.prefix_cache import Image
-from workers.scheduling.adapter_admission import LATER, AdapterAdmission
 from workers.scheduling.intake import Intake
 from workers.scheduling.policy import SchedulingPolicy
 from workers.scheduling.schedule import Blocked, BlockReason, Failure, Schedule, ScheduledSequence
 from workers.scheduling.sequence import Sequence, SequenceStatus
 from workers.wire.protocol import ErrorCode
+
+LATER = Blocked(BlockReason.ADAPTER)
+"""Decision that a sequence waits for its adapter, its constraint or a page of its prefix. It costs
+little and does not count as a block, so that any number of such sequences hides no others."""
 
 
 class SlotAllocator(Protocol):
@@ -64,7 +77,8 @@ class Scheduler:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._adapters = adapters
-        self._admission = AdapterAdmission(adapters, policy.charged)
+        self._num_waiting_for = Counter[str]()
+        """Number of waiting sequences of each adapter, by digest."""
         self._slots = slots
         self._now = 0.0
         """Time at which the current step is scheduled."""
@@ -83,13 +97,14 @@ class Scheduler:
         """Starts to load the adapter of a sequence that will be added soon, if a slot will be free
         for that sequence. num_ahead: number of sequences that will be added before it."""
         if ref is not None and self.policy.num_waiting + num_ahead < self._num_free_slots:
-            self._admission.load(ref, tenant)
+            self._adapters.load(ref, tenant)
 
     def add(self, sequence: Sequence) -> None:
         """Queues the sequence. Its adapter starts to load to the host at once."""
-        self._admission.prefetch(sequence)
+        if sequence.adapter is not None:
+            self._adapters.prefetch(sequence.adapter, sequence.block_table.tenant)
         self.policy.add(sequence, self.policy.num_waiting + len(self.running))
-        self._admission.add_waiting(sequence)
+        self._count_waiting(sequence, 1)
 
     def remove(self, sequence: Sequence) -> None:
         """Ends the sequence, in any state, and frees its resources. Resources that a step in flight
@@ -107,8 +122,8 @@ class Scheduler:
             self.policy.remove(sequence, is_waiting=False)
         else:
             self.policy.remove(sequence, is_waiting=True)
-            self._admission.remove_waiting(sequence)
-            self._admission.cancel(sequence)
+            if self._count_waiting(sequence, -1) == 0 and sequence.adapter is not None:
+                self._adapters.cancel(sequence.adapter)
         sequence.status = SequenceStatus.FINISHED
 
     def suspend(self, now: float) -> None:
@@ -199,7 +214,7 @@ class Scheduler:
         begun = [sequence for sequence in self.running if sequence.place.is_pending]
         if self.policy.is_closed and not begun:
             return
-        self._admission.begin_step(self._now, [*self.running, *self.leaving])
+        self._adapters.begin_turns(self._uses())
         schedule.computing = {s.page_key(s.block_table.num_committed): s for s in begun}
         schedule.lists_all = any(s.request.params.lists_vocabulary for s in self.running)
         for sequence in self.policy.in_turn():
@@ -240,7 +255,7 @@ class Scheduler:
         if not self.policy.may_have_slot(sequence, self.running, self._num_free_slots):
             return Blocked(BlockReason.SLOT)
         blocked = (
-            self._admission.acquire(sequence)
+            self._lease(sequence)
             or self._charge_load(sequence)
             or self._find_pages(sequence, schedule)
             or self._find_slot(sequence, schedule)
@@ -251,6 +266,40 @@ class Scheduler:
         if blocked is not LATER:
             self._release(sequence)
         return self._lack_memory(sequence, schedule, blocked) if blocked.lacks_memory else blocked
+
+    def _uses(self) -> Iterator[AdapterUse]:
+        for sequence in (*self.running, *self.leaving):
+            digest = None if sequence.adapter is None else sequence.adapter.digest
+            num_left = sequence.max_len - len(sequence.tokens)
+            yield AdapterUse(digest, self.policy.account(sequence), num_left)
+
+    def _count_waiting(self, sequence: Sequence, change: int) -> int:
+        """Counts a waiting sequence of its adapter. Returns the new number of these sequences."""
+        if sequence.adapter is None:
+            return 0
+        digest = sequence.adapter.digest
+        self._num_waiting_for[digest] += change
+        return self._num_waiting_for[digest] or self._num_waiting_for.pop(digest)
+
+    def _lease(self, sequence: Sequence) -> Blocked | None:
+        """Leases the sequence's adapter. Returns why there is no lease, or None if the sequence has
+        its lease or no adapter."""
+        if sequence.adapter is None:
+            return LATER if self._adapters.lacks_pages else None
+        tenant, account = sequence.block_table.tenant, self.policy.account(sequence)
+        turn = AdapterTurn(tenant, account, sequence.terms.ttft_s)
+        try:
+            answer = self._adapters.acquire(sequence.adapter, turn)
+        except AdapterUnavailable as error:
+            return Blocked(BlockReason.ADAPTER, (ErrorCode.ADAPTER_UNAVAILABLE, str(error)))
+        if isinstance(answer, AdapterLease):
+            sequence.lease = answer
+            return None
+        if isinstance(answer, Loading) or not answer.num_bytes:
+            return LATER
+        message = "there is no room for it beside the adapters that are pinned"
+        failure = ErrorCode.ADAPTER_UNAVAILABLE, message
+        return Blocked(BlockReason.ADAPTER, failure, lacks_memory=True)
 
     def _fail(self, sequence: Sequence, failure: Failure, schedule: Schedule) -> None:
         self.remove(sequence)
@@ -356,7 +405,7 @@ class Scheduler:
         self.running.append(sequence)
         schedule.lists_all |= sequence.request.params.lists_vocabulary
         self.policy.start(sequence)
-        self._admission.remove_waiting(sequence)
+        self._count_waiting(sequence, -1)
         self.intake.on_start(sequence)
         schedule.computing[sequence.page_key(sequence.block_table.num_committed)] = sequence
         schedule.items.append(ScheduledSequence(sequence, num_tokens))
@@ -391,7 +440,7 @@ class Scheduler:
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
         self.policy.put_back(sequence)
-        self._admission.add_waiting(sequence)
+        self._count_waiting(sequence, 1)
         sequence.times.record_preemption(self._now)
         self.num_preemptions += 1
 

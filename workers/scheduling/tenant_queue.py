@@ -110,6 +110,10 @@ class TenantQueue(Generic[Item]):
         return self.counter, self.num_running / self.weight, self.since
 
     @property
+    def charge(self) -> tuple[float, float]:
+        return self.class_queue.counter, self.counter
+
+    @property
     def num_waiting(self) -> int:
         return len(self.pending) - self.num_started
 

@@ -17,14 +17,14 @@ from adapters.pool.image import AdapterImage
 from adapters.pool.load_cost import LoadCost
 from adapters.pool.loads import MAX_FAULTS
 from adapters.pool.lora import ImageTables
-from adapters.pool.source import AdapterLease, Loading, NoRoom
+from adapters.pool.source import AdapterLease, AdapterUse, Loading, NoRoom
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.eviction.broker import MemoryBroker
 from memory.page_key import PAGE_TOKENS
 from tests.adapters.files import BASE
-from tests.adapters.pools import House, Ref, evict_one
+from tests.adapters.pools import House, Ref, evict_one, turn_of
 from tests.memory.holder import num_placements
 
 ONE_UNIT, TWO_UNITS, FIVE_UNITS = 4, 16, 40
@@ -132,7 +132,7 @@ def test_a_load_is_charged_to_one_lease_alone(tmp_path: Path) -> None:
 def test_it_is_charged_to_whoever_asks_first_in_whichever_way(tmp_path: Path, call: str) -> None:
     """A probe that follows is nobody's."""
     house = House(tmp_path, [ONE_UNIT])
-    getattr(house.pool, call)(house.refs[0], ACME)
+    getattr(house.pool, call)(house.refs[0], turn_of(ACME) if call == "acquire" else ACME)
     house.settle()
     house.load(0)
     assert house.placements.held_bytes() == {"acme": UNIT_BYTES}
@@ -305,7 +305,8 @@ def test_who_has_most_takes_nothing_from_others(
 def test_whose_adapter_one_that_starves_may_have(tmp_path: Path, num_slots: int) -> None:
     """Of an account that holds more, in bytes and where slots are short in those too; for its first
     one of any."""
-    house = House(tmp_path, [TWO_UNITS, ONE_UNIT, ONE_UNIT, FIVE_UNITS], num_slots=num_slots)
+    ranks = [TWO_UNITS, ONE_UNIT, ONE_UNIT, ONE_UNIT]
+    house = House(tmp_path, ranks, num_units=3, num_slots=num_slots)
     theirs, _, more, first = house.refs
     for index, tenant in ((0, GLOBEX), (1, ACME)):
         house.pool.load(house.refs[index], tenant)
@@ -314,8 +315,17 @@ def test_whose_adapter_one_that_starves_may_have(tmp_path: Path, num_slots: int)
     for ref, tenant in ((more, ACME), (first, INITECH)):
         house.pool.prefetch(ref, tenant)
     house.settle()
-    assert house.pool.may_displace(more, theirs.digest) == (num_slots == 3)
-    assert house.pool.may_displace(first, theirs.digest)
+    house.pool.begin_turns(())
+    in_use = [AdapterUse(theirs.digest, turn_of().account, 10)]
+    for ref, tenant, may_have in ((more, ACME, num_slots == 3), (first, INITECH, True)):
+        turn = turn_of(tenant)
+        assert isinstance(house.pool.acquire(ref, turn), NoRoom)
+        house.pool.begin_turns(in_use)
+        assert house.pool.acquire(theirs, turn) == Loading(), "no sequence starts on a victim"
+        assert house.pool.lacks_pages == (not may_have)
+        house.pool.cancel(ref)
+        house.pool.begin_turns(())
+        assert house.lease(theirs, GLOBEX) is not None
 
 
 @pytest.mark.parametrize("bounds", [{"num_units": 1}, {"num_slots": 1}])
@@ -461,7 +471,7 @@ def test_the_end_of_a_failure_forgets_nobody_else(tmp_path: Path) -> None:
 def test_one_that_is_given_up_before_it_loads_is_forgotten(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT] * 2)
     house.load(1)
-    house.pool.may_displace(house.refs[0], house.refs[1].digest)
+    assert house.pool.acquire(house.refs[0], turn_of()) == Loading()
     house.pool.cancel(house.refs[0])
     assert [status.digest for status in house.statuses()] == [house.refs[1].digest]
 

@@ -18,6 +18,7 @@ from adapters.pool.image import AdapterImage
 from adapters.pool.loads import Loads
 from adapters.pool.pool import AdapterPool
 from adapters.pool.source import Signed
+from adapters.pool.turns import MAX_ASKERS
 from memory.eviction.copy_queue import Copy, CopyQueue
 from tests.adapters.pools import House, SteppedExecutor
 from tests.workers.simulation import generate
@@ -26,7 +27,6 @@ from workers.execution.engine import Engine
 from workers.execution.observer import NoObserver
 from workers.policies.fair_scheduler import fair_scheduler
 from workers.policies.queue_limits import QueueBounds
-from workers.scheduling.adapter_admission import MAX_ASKERS
 from workers.scheduling.constraint import Unconstrained
 from workers.wire.protocol import Failed, ModelInfo, ServiceClass
 from workers.wire.request_check import RequestLimits
@@ -254,13 +254,13 @@ def test_requests_to_the_pool_are_bounded_however_many_tenants_wait(
 ) -> None:
     """Each request takes time of the engine thread in every step."""
     worker, requested = Worker(tmp_path), Counter[int]()
-    acquire = worker.pool.acquire
+    entry_of = worker.pool._entry  # pyright: ignore[reportPrivateUsage]
 
     def count(*args: Any) -> Any:
         requested[worker.num_steps] += 1
-        return acquire(*args)
+        return entry_of(*args)
 
-    monkeypatch.setattr(worker.pool, "acquire", count)
+    monkeypatch.setattr(worker.pool, "_entry", count)
     for number in range(3 * MAX_ASKERS):
         worker.ask(f"t{number}", [f"t{number}"])
     since = len(worker.store.fetched)

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.pool import source
-from adapters.pool.source import AdapterLease, Loading, NoRoom
-from memory.accounts import FIRST_TURN, NO_TENANT, Tenant, Turn
+from adapters.pool.source import AdapterLease, AdapterTurn, Loading, NoRoom
 from tests.workers.no_models import make_loop
 from tests.workers.simulation import (
     Simulation,
@@ -234,13 +233,13 @@ class CrowdedPool(StubPool):
     is_refused = False
 
     def acquire(
-        self, ref: source.AdapterRef, tenant: Tenant = NO_TENANT, turn: Turn = FIRST_TURN
+        self, ref: source.AdapterRef, turn: AdapterTurn | None = None
     ) -> AdapterLease | Loading | NoRoom:
         if self.is_crowded or self.is_refused:
             self.is_refused = True
             self.asked[ref.digest] = -1
             return NoRoom(1)
-        return super().acquire(ref, tenant, turn)
+        return super().acquire(ref, turn)
 
     def evict_all_idle(self, ref: source.AdapterRef) -> bool:
         was_crowded, self.is_crowded = self.is_crowded, False
