@@ -11,7 +11,7 @@ from tools.source_tree import NOT_READ, ROOT, source_tree
 
 SOURCES = {".py", ".sql", ".cpp", ".h", ".yaml"}
 LINES = {
-    "adapters": 5_220,
+    "adapters": 5_460,
     "admin": 9_850,
     "gateway": 20_800,
     "k8s": 2_150,
@@ -24,7 +24,7 @@ LINES = {
     "telemetry": 560,
     "tools": 2_400,
     "web": 2_750,
-    "workers": 18_800,
+    "workers": 18_600,
 }
 """Lines of a package's own files, rounded up."""
 GENERATED = {"gateway/http/reference.html": 930, "k8s/rendered": 5_380}
