@@ -25,6 +25,8 @@ MAX_CHARS = 8 << 20
 character and its token ids take two to eight bytes of memory."""
 PIECE_CHARS = 256
 """Number of characters that take as much memory as a cached piece takes in addition to its text."""
+TEXT_CHARS = 12
+"""Number of characters that take as long to encode as the call for one text."""
 LONGEST_SHARE = 16
 """A piece is not cached if it is larger than the cache's capacity divided by this number."""
 MAX_PIECES = 4096
@@ -163,7 +165,8 @@ class PromptEncoder:
                 encoded.append([*begin, *inner, *end] if num_added else inner)
             return encoded
 
-        return await self._long_texts.do(domain, sum(map(len, texts)), encode)
+        size = sum(map(len, texts)) + TEXT_CHARS * len(texts)
+        return await self._long_texts.do(domain, size, encode)
 
     def _remember(self, key: tuple[str, str], ids: list[int]) -> None:
         num_chars = len(key[1]) + PIECE_CHARS
