@@ -21,8 +21,9 @@ import torch
 from adapters.format.module_list import write_module_list
 from adapters.format.validator import AdapterFiles, Limits, validate_and_list
 from adapters.manifest import BaseModelShape
-from adapters.pool.image import AdapterImage, ImageCache
+from adapters.pool.image import ImageCache
 from adapters.pool.loader import AdapterLoader
+from adapters.pool.packed_image import AdapterImage
 from adapters.store.folder import LocalStore
 from ops.registry import select
 from tests.doubles import write_adapter

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adapters.manifest import BaseModelShape
-from adapters.pool.image import AdapterImage
-from adapters.pool.lora import ImageTables
+from adapters.pool.packed_image import AdapterImage, ImageTables
 from adapters.pool.tiers import AdapterEntry
 from memory.accounts import Ask, Holdings, Tenant
 from memory.errors import require

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from adapters.pool.image import AdapterImage
+from adapters.pool.packed_image import AdapterImage
 from adapters.pool.tiers import AdapterEntry
 from memory.accounts import Accounts, Ask, Holdings
 from memory.errors import require

@@ -16,17 +16,15 @@ import secrets
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 
 from adapters.pool.load_cost import LoadCost
-from adapters.pool.lora import ALIGNMENT, ImageTables
+from adapters.pool.lora import ALIGNMENT
+from adapters.pool.packed_image import AdapterImage, ImageTables
 from memory.eviction.tier import Tier
 from ops.base import TableRows
 
@@ -56,42 +54,6 @@ class ImageHeader(msgspec.Struct, frozen=True):
     a_offset: bytes
     b_offset: bytes
     replaced: dict[int, TableRows] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterImage:
-    """Packed adapter on the host. payload: uint8 [num_bytes], in memory. It is not a mapped file,
-    because another process could truncate the file and thereby crash this process, and because each
-    mapping needs a file descriptor.
-
-    sha256: SHA-256 of the payload, computed when the image was packed.
-    """
-
-    digest: str
-    tables: ImageTables
-    payload: NDArray[np.uint8]
-    sha256: bytes
-
-    @classmethod
-    def of(cls, digest: str, tables: ImageTables, payload: Tensor) -> AdapterImage:
-        """Returns the image of a newly packed adapter, and computes the payload's SHA-256."""
-        raw: NDArray[np.uint8] = payload.numpy()
-        return cls(digest, tables, raw, hashlib.sha256(raw.data).digest())
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.payload)
-
-    @property
-    def checksum(self) -> str:
-        """SHA-256 (hex) over the tables and the payload's SHA-256."""
-        tables = self.tables
-        hasher = hashlib.sha256(self.sha256)
-        for table in (tables.rank, tables.a_offset, tables.b_offset):
-            hasher.update(table.tobytes())
-        if tables.replaced:
-            hasher.update(msgspec.msgpack.encode(sorted(tables.replaced.items())))
-        return hasher.hexdigest()
 
 
 class ImageCache:

@@ -16,8 +16,9 @@ from adapters.format.signature import is_signed
 from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import BaseModelShape
 from adapters.pool.host_slab import HostSlab
-from adapters.pool.image import AdapterImage, ImageCache
+from adapters.pool.image import ImageCache
 from adapters.pool.lora import ImageLayout, pack
+from adapters.pool.packed_image import AdapterImage
 from adapters.pool.source import Signed
 from adapters.store.folder import DIGEST, NotInStore, Store, StoreUnavailable
 from ops.base import Ops

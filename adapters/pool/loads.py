@@ -14,8 +14,8 @@ from typing import Protocol
 from adapters.errors import AdapterUnavailable
 from adapters.pool.device import DeviceTier
 from adapters.pool.host import HostTier
-from adapters.pool.image import AdapterImage
 from adapters.pool.load_cost import LoadCost
+from adapters.pool.packed_image import AdapterImage
 from adapters.pool.source import Signed, Tier
 from adapters.pool.tiers import AdapterEntry
 from memory.errors import require

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
@@ -14,6 +14,7 @@ from adapters.format.binding import BoundModule, BoundRows
 from adapters.format.tensor_headers import TensorEntry
 from adapters.format.validator import IMAGE_ALIGNMENT, AdapterFiles, StoredAdapter, read_adapter
 from adapters.manifest import PROJECTIONS, BaseModelShape
+from adapters.pool.packed_image import ImageTables
 from ops.base import TableRows
 
 ALIGNMENT = IMAGE_ALIGNMENT
@@ -38,35 +39,6 @@ class ImageLayout:
         """Name of the layout in file names and headers."""
         order = "rn" if self.b_rank_major else "nr"
         return f"2-{self.num_layers}x{self.num_projections}-{str(self.dtype)[6:]}-{order}"
-
-
-@dataclass(frozen=True, slots=True)
-class ImageTables:
-    """Locations of the factors in an image. Rank 0 means that the adapter does not change the
-    projection.
-
-    For L layers and P projections: rank is int32 [L + 1, P]; a_offset and b_offset are int64 [L +
-    1, P], in bytes from the start of the image. The last row is for the modules outside of the
-    layers. replaced: locations of the adapter's own rows of a table, by table (EMBEDDING or HEAD).
-    """
-
-    rank: NDArray[np.int32]
-    a_offset: NDArray[np.int64]
-    b_offset: NDArray[np.int64]
-    replaced: dict[int, TableRows] = field(default_factory=dict[int, TableRows])
-
-    @classmethod
-    def empty(cls, num_layers: int, num_projections: int = len(PROJECTIONS)) -> ImageTables:
-        size = (num_layers + 1, num_projections)
-        return cls(np.zeros(size, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int64))
-
-    def factor_ends(self, num_bytes: int) -> list[int]:
-        """Returns the byte positions at which an image may be split, and its end (`num_bytes`)."""
-        touched = self.rank > 0
-        starts = {*self.a_offset[touched].tolist(), *self.b_offset[touched].tolist()}
-        for rows in self.replaced.values():
-            starts |= {rows.ids, rows.rows}
-        return [*sorted(starts - {0}), num_bytes]
 
 
 def pack(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterUnavailable
-from adapters.pool.image import AdapterImage
 from adapters.pool.load_cost import LoadCost
+from adapters.pool.packed_image import AdapterImage
 from adapters.pool.source import LoadTimes, Signed, Tier
 from memory.accounts import NO_TENANT, Turn
 from memory.eviction.adapter_memory import Placement

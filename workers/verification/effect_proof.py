@@ -21,9 +21,9 @@ from adapters.errors import AdapterRejected, AdapterUnavailable
 from adapters.format.validator import AdapterFiles
 from adapters.manifest import BaseModelShape
 from adapters.pool.factors import Factors
-from adapters.pool.image import AdapterImage
 from adapters.pool.loader import stored_files
 from adapters.pool.lora import ImageLayout, pack
+from adapters.pool.packed_image import AdapterImage
 from adapters.store.folder import Store
 from ops.block_matrix import densify
 from workers.models.checkpoint import Checkpoint

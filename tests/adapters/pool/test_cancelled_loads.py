@@ -16,8 +16,9 @@ import pytest
 from adapters.pool import loader
 from adapters.pool.device import DeviceTier, Slots
 from adapters.pool.host_slab import UNIT_BYTES, HostSlab
-from adapters.pool.image import AdapterImage, ImageCache
+from adapters.pool.image import ImageCache
 from adapters.pool.loader import AdapterLoader
+from adapters.pool.packed_image import AdapterImage
 from tests.adapters.pools import House
 
 ROUNDS = 200

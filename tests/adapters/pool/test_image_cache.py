@@ -17,9 +17,10 @@ import pytest
 import torch
 
 from adapters.errors import AdapterUnavailable
-from adapters.pool.image import MAGIC, AdapterImage, ImageCache
+from adapters.pool.image import MAGIC, ImageCache
 from adapters.pool.loader import AdapterLoader
 from adapters.pool.lora import ALIGNMENT
+from adapters.pool.packed_image import AdapterImage
 from adapters.store.folder import LocalStore, StoreUnavailable
 from ops.registry import select
 from tests.adapters.files import BASE, stage_adapter

@@ -13,10 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from adapters.errors import AdapterUnavailable
 from adapters.format.signature import sign
 from adapters.pool.device import DeviceTier
-from adapters.pool.image import AdapterImage
 from adapters.pool.load_cost import LoadCost
 from adapters.pool.loads import MAX_FAULTS
-from adapters.pool.lora import ImageTables
+from adapters.pool.packed_image import AdapterImage, ImageTables
 from adapters.pool.source import AdapterLease, AdapterUse, Loading, NoRoom
 from memory.accounts import Tenant
 from memory.block_table import BlockTable

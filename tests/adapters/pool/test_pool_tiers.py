@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from adapters.errors import AdapterUnavailable
-from adapters.pool.image import AdapterImage, ImageCache
-from adapters.pool.lora import ImageTables
+from adapters.pool.image import ImageCache
+from adapters.pool.packed_image import AdapterImage, ImageTables
 from adapters.pool.source import NoRoom
 from memory.accounts import LAST_TURN, Tenant
 from memory.eviction.adapter_memory import UNIT_BYTES

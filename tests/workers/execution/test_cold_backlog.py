@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from adapters.errors import AdapterUnavailable
-from adapters.pool.image import AdapterImage
 from adapters.pool.loads import Loads
+from adapters.pool.packed_image import AdapterImage
 from adapters.pool.pool import AdapterPool
 from adapters.pool.source import Signed
 from adapters.pool.turns import MAX_ASKERS

@@ -21,8 +21,9 @@ from torch import Tensor
 from adapters.errors import AdapterUnavailable
 from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import PROJECTIONS, BaseModelShape
-from adapters.pool.image import AdapterImage, ImageCache
-from adapters.pool.lora import ImageLayout, ImageTables, pack
+from adapters.pool.image import ImageCache
+from adapters.pool.lora import ImageLayout, pack
+from adapters.pool.packed_image import AdapterImage, ImageTables
 from adapters.pool.source import AdapterLease
 from adapters.store.folder import LocalStore
 from tests.adapters.files import listed
