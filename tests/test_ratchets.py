@@ -13,7 +13,7 @@ SOURCES = {".py", ".sql", ".cpp", ".h", ".yaml"}
 LINES = {
     "adapters": 5_460,
     "admin": 9_850,
-    "gateway": 20_800,
+    "gateway": 20_600,
     "k8s": 2_150,
     "loraplex": 10_290,
     "memory": 2_400,
@@ -23,7 +23,7 @@ LINES = {
     "store": 1_530,
     "telemetry": 560,
     "tools": 2_400,
-    "web": 2_750,
+    "web": 2_760,
     "workers": 18_600,
 }
 """Lines of a package's own files, rounded up."""

@@ -1,7 +1,7 @@
 """Keeps this gateway's leases: how much of each limit the gateway may still use, and what it
 requests in the next renewal.
 
-`leases.py` sends the requests to the database. In tests, a simulated database answers them.
+`leases.py` sends the requests to the database.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from gateway.limits.leases import Leases
 from gateway.limits.quota import Hold
 from gateway.quota_types import Kind, Limit, Tariff
 from store.records import Price
-from tests.gateway.lease_renewals import LeaseModel, Wire
-from tests.gateway.live import eventually
+from tests.gateway.faulty_renewal import TENANT, FaultyRenewal
+from tests.gateway.live import LIMITS_WAIT_S, eventually
 
 PROMPT_TOKENS = 100
 TARIFF = Tariff(Price(model="tiny", input=3, cached_input=1, output=7), cached_weight=50)
@@ -23,16 +23,16 @@ AMPLE = 1_000_000
 
 
 class Bench:
-    """One gateway over a model of the database."""
+    """One gateway over a database."""
 
-    def __init__(self) -> None:
-        self.model = LeaseModel()
-        self.leases = Leases(Wire(self.model), "g1", 300)
+    def __init__(self, renewal: FaultyRenewal) -> None:
+        self.renewal = renewal
+        self.leases = Leases(renewal, "g1", 300, wait_s=LIMITS_WAIT_S)
 
-    def limits(self, **amounts: int) -> list[Limit]:
-        limits = [Limit("ten_a", Kind(kind), amount) for kind, amount in amounts.items()]
+    async def limits(self, **amounts: int) -> list[Limit]:
+        limits = [Limit(TENANT, Kind(kind), amount) for kind, amount in amounts.items()]
         for limit in limits:
-            self.model.limits[limit.subject, limit.kind.value] = limit.amount
+            await self.renewal.set(limit)
         return limits
 
     async def admit(self, limits: list[Limit], *max_tokens: int, choices: int = 1) -> Reservation:
@@ -40,7 +40,7 @@ class Bench:
             self.leases,
             limits,
             TARIFF,
-            tenant_id="ten_a",
+            tenant_id=TENANT,
             prompt_tokens=PROMPT_TOKENS,
             max_tokens=list(max_tokens),
             num_choices=choices,
@@ -63,8 +63,8 @@ class Bench:
 
 
 @pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
-    bench = Bench()
+async def bench(renewal: FaultyRenewal) -> AsyncIterator[Bench]:
+    bench = Bench(renewal)
     task = asyncio.create_task(bench.leases.run())
     yield bench
     task.cancel()
@@ -78,7 +78,7 @@ async def bench() -> AsyncIterator[Bench]:
 async def test_more_is_promised_as_it_is_used_up_to_what_was_asked(
     bench: Bench, max_tokens: list[int], choices: int
 ) -> None:
-    (limit,) = bench.limits(tokens_per_day=AMPLE)
+    (limit,) = await bench.limits(tokens_per_day=AMPLE)
     most = sum(max_tokens) * choices
     step = min(most, AT_ONCE * len(max_tokens) * choices)
     reservation = await bench.admit([limit], *max_tokens, choices=choices)
@@ -110,7 +110,7 @@ async def test_what_was_used_and_no_more_is_gone(
     bench: Bench, num_tokens: int, cached_tokens: int
 ) -> None:
     """Of tokens and of money, in however many steps it was promised."""
-    tokens, money = bench.limits(tokens_per_day=AMPLE, spend_per_day=AMPLE)
+    tokens, money = await bench.limits(tokens_per_day=AMPLE, spend_per_day=AMPLE)
     reservation = await bench.admit([tokens, money], 3000)
     at = reservation.admitted_at
     for _ in range(num_tokens):
@@ -127,7 +127,7 @@ async def test_what_was_used_and_no_more_is_gone(
 async def test_where_more_is_refused_it_is_asked_for_again_when_half_of_the_rest_is_used(
     bench: Bench,
 ) -> None:
-    (limit,) = bench.limits(tokens_per_day=2 * AT_ONCE + PROMPT_TOKENS)
+    (limit,) = await bench.limits(tokens_per_day=2 * AT_ONCE + PROMPT_TOKENS)
     reservation = await bench.admit([limit], 3000)
     at = reservation.admitted_at
     (other,) = await bench.leases.take([(limit, 1)], at)
@@ -149,18 +149,18 @@ async def test_slices_that_were_lost_before_it_began_are_not_those_of_a_request(
     bench: Bench,
 ) -> None:
     """Or else its usage would be taken out of leases that nobody holds."""
-    first, second = bench.limits(tokens_per_day=AMPLE, tokens_per_month=AMPLE)
+    first, second = await bench.limits(tokens_per_day=AMPLE, tokens_per_month=AMPLE)
     await bench.admit([first], 3000)
-    bench.model.drop("g1")
+    await bench.renewal.release(["g1"])
     reservation = await bench.admit([second], 3000)
     assert reservation.holder == bench.leases.holder == "g1#1"
 
 
 async def test_who_has_of_slices_that_were_lost_gets_none_of_the_new(bench: Bench) -> None:
     """The answer ends with what was promised before."""
-    first, second = bench.limits(tokens_per_day=AMPLE, tokens_per_month=AMPLE)
+    first, second = await bench.limits(tokens_per_day=AMPLE, tokens_per_month=AMPLE)
     reservation = await bench.admit([first], 3000)
-    bench.model.drop("g1")
+    await bench.renewal.release(["g1"])
     await bench.admit([second], 3000)
     given = 0
     while more := reservation.give(1):

@@ -1,22 +1,40 @@
-"""Slices of limits among gateways, in any order of events: never more than the limit, nobody
-refused who had room, nothing left over."""
+"""Slices of limits among gateways, in any order of events, in a real Postgres: never more than the
+limit, nobody refused who had room, nothing left over."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import time
 from collections import Counter
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
+import asyncpg
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from gateway.limits.lease_book import LeaseBook, Waiter
+from gateway.limits.lease_book import LeaseBook, LeaseRecall, LeaseRequest, LeaseResponse, Waiter
+from gateway.limits.leases import CHANNEL
 from gateway.limits.quota import IDLE_S, Hold, Key
-from gateway.quota_types import Kind, Limit, Span, window
-from tests.gateway.lease_renewals import GONE, LeaseModel
+from gateway.quota_types import Kind, Limit, Span, leased_bits, window
+from tests.admin.usage.test_usage import load, row
+from tests.gateway.faulty_renewal import TENANT, opened_renewal
 from tests.scale import scaled
 
-NOW = 1_790_000_000.0
+T = TypeVar("T")
+
+GONE = ""
+"""Holder of what gateways that are gone held of minutes."""
 GATEWAYS = 3
 LIMITS = {
     Kind.TOKENS_PER_DAY: 40,
@@ -32,6 +50,97 @@ amounts = st.fixed_dictionaries(
         Kind.TOKENS_PER_MINUTE: st.integers(1, 10),
     }
 )
+
+
+SUMS = """
+SELECT CASE WHEN starts_with(kind, 'tokens') THEN metered_tokens ELSE cost END AS amount,
+       kind, start::timestamp AS start, '' AS holder, true AS is_loaded
+FROM usage_totals, unnest($2::text[]) kind
+WHERE subject = $1 AND span = split_part(kind, '_per_', 2)
+UNION ALL
+SELECT granted, kind, start AT TIME ZONE 'UTC', gateway_id, false
+FROM quota_leases WHERE subject = $1
+"""
+
+
+class Postgres:
+    """What gateways ask of the database, one after the other, and what it has then."""
+
+    numbers = itertools.count()
+    """Of requests, whichever example made them."""
+
+    def __init__(self, dsn: str) -> None:
+        self._runner = asyncio.Runner()
+        self._opened = opened_renewal(dsn)
+        self._renewal = self._run(self._opened.__aenter__())
+        self._connection: Any = self._run(self._listen(dsn))
+        self.heard: list[LeaseRecall] = []
+        for kind, limit in LIMITS.items():
+            self._run(self._renewal.set(Limit(TENANT, kind, limit)))
+        self._read()
+
+    async def _listen(self, dsn: str) -> Any:
+        connection: Any = await asyncpg.connect(dsn)
+        await connection.add_listener(CHANNEL, self._hear)
+        return connection
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(coroutine)
+
+    def _hear(self, _connection: Any, _pid: int, _channel: str, payload: str) -> None:
+        self.heard.append(msgspec.json.decode(payload, type=LeaseRecall))
+
+    def _read(self) -> None:
+        """Takes what is loaded and leased. What was notified before has been heard then."""
+        kinds = [kind.value for kind in LIMITS]
+        rows = self._run(self._connection.fetch(SUMS, TENANT, kinds))
+        self.loaded = Counter[Key]()
+        self.leases = dict[tuple[Key, str], int]()
+        for found in rows:
+            is_always = found["kind"] == Kind.CONCURRENT_REQUESTS
+            start = "-infinity" if is_always else found["start"].replace(tzinfo=UTC).isoformat()
+            key = (TENANT, found["kind"], start)
+            if found["is_loaded"]:
+                self.loaded[key] = int(found["amount"])
+            else:
+                self.leases[key, found["holder"]] = int(found["amount"])
+
+    def held(self, key: Key) -> int:
+        return sum(amount for (of, _), amount in self.leases.items() if of == key)
+
+    def answer(
+        self, holder: str, number: int, asks: list[LeaseRequest]
+    ) -> list[LeaseResponse] | None:
+        # However slow the machine is, all gateways are alive.
+        alive = "UPDATE quota_holders SET seen_at = now() WHERE gateway_id <> ''"
+        self._run(self._connection.execute(alive))
+        answers = self._run(self._renewal.renew(holder, number, asks))
+        self._read()
+        return answers
+
+    def load(self, used: Sequence[tuple[Hold, int]], holder: str) -> None:
+        """Loads each use as a request of its own, and once more, as after a lost answer."""
+        rows: list[dict[str, Any]] = []
+        for hold, amount in used:
+            kind, start = hold.quota.kind, hold.quota.window.start
+            fields = {"cost": 0, "metered_tokens": 0}
+            fields["cost" if kind.counts_money else "metered_tokens"] = amount
+            fields |= {"leased": leased_bits(TENANT, [Limit(TENANT, kind, 0)])}
+            whose = {"tenant_id": TENANT, "gateway": holder}
+            at = datetime.fromtimestamp(start, UTC)
+            rows.append(row(next(self.numbers), at, **whose, **fields))
+        for _ in range(2):
+            self._run(load(self._renewal.database, rows))
+        self._read()
+
+    def drop(self, holder: str) -> None:
+        self._run(self._renewal.release([holder]))
+        self._read()
+
+    def close(self) -> None:
+        self._run(self._connection.close())
+        self._run(self._opened.__aexit__(None, None, None))
+        self._runner.close()
 
 
 class Gateway:
@@ -51,11 +160,13 @@ class LeaseMachine(RuleBasedStateMachine):
     """Gateways exchange when a rule says so, and hear calls when another does; answers get lost and
     are asked for again; usage is loaded late; gateways leave or die."""
 
+    dsn = ""
+
     def __init__(self) -> None:
         super().__init__()
-        self.database = LeaseModel()
-        self.database.limits = {("ten_a", kind.value): top for kind, top in LIMITS.items()}
-        self.now = NOW
+        self.database = Postgres(self.dsn)
+        # The database keeps no minute that is long past.
+        self.now = time.time() // 60 * 60
         self.used_in_minutes: Counter[Key] = Counter()
         """By all gateways that ever were, with what those were running that died."""
         self.count = 0
@@ -99,7 +210,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def ask(self, which: int, amounts: dict[Kind, int]) -> None:
         gateway = self.gateways[which]
         holds = [
-            Hold(gateway.book.quota(Limit("ten_a", kind, LIMITS[kind]), self.now, self.now), n)
+            Hold(gateway.book.quota(Limit(TENANT, kind, LIMITS[kind]), self.now, self.now), n)
             for kind, n in amounts.items()
         ]
         if gateway.book.take(holds):
@@ -151,8 +262,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self._load(self.gateways[which])
 
     def _load(self, gateway: Gateway) -> None:
-        for hold, used in gateway.unloaded:
-            self.database.load(hold.quota.key, gateway.name, used)
+        if gateway.unloaded:
+            self.database.load(gateway.unloaded, gateway.name)
         gateway.unloaded.clear()
 
     @rule(which=st.integers(0, GATEWAYS - 1))
@@ -172,7 +283,7 @@ class LeaseMachine(RuleBasedStateMachine):
         idle = [i for i, g in enumerate(self.gateways) if not (g.running or g.waiting)]
         which = data.draw(st.sampled_from(idle))
         gateway = self.gateways[which]
-        key = ("ten_a", Kind.TOKENS_PER_MINUTE.value, window(Span.MINUTE, self.now).name)
+        key = (TENANT, Kind.TOKENS_PER_MINUTE.value, window(Span.MINUTE, self.now).name)
         left_by_others = self.database.leases.get((key, GONE), 0)
         if gateway.asks is not None:
             self.renew(which, False, False)
@@ -197,7 +308,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @invariant()
     def never_more_than_the_limit(self) -> None:
         for kind, limit in LIMITS.items():
-            key = ("ten_a", kind.value, window(kind.span, self.now).name)
+            key = (TENANT, kind.value, window(kind.span, self.now).name)
             assert self.database.loaded[key] + self.database.held(key) <= limit
             promised = self.database.loaded[key]
             for gateway in self.gateways:
@@ -223,15 +334,18 @@ class LeaseMachine(RuleBasedStateMachine):
             for which in range(GATEWAYS):
                 self.renew(which, False, True)
         for kind in LIMITS:
-            key = ("ten_a", kind.value, window(kind.span, self.now).name)
+            key = (TENANT, kind.value, window(kind.span, self.now).name)
             left = 0
             if kind.span is Span.MINUTE:
                 left = self.database.leases.get((key, GONE), 0)
                 left += sum(gateway.used_in_minutes[key] for gateway in self.gateways)
             assert self.database.held(key) == left
+        self.database.close()
 
 
-LeaseMachine.TestCase.settings = settings(
-    max_examples=scaled(150, 5000), stateful_step_count=60, deadline=None
-)
-TestLeases = LeaseMachine.TestCase
+def test_leases_in_any_order_of_events(lease_dsn: str) -> None:
+    class OfThisDatabase(LeaseMachine):
+        dsn = lease_dsn
+
+    most = settings(max_examples=scaled(40, 1000), stateful_step_count=60, deadline=None)
+    run_state_machine_as_test(OfThisDatabase, settings=most)

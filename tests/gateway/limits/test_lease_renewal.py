@@ -1,9 +1,8 @@
-"""The database answers renewals as the model does that the other tests rely on."""
+"""What the database answers to renewals, and what loading, upkeep and clocks do to leases."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -23,75 +22,12 @@ from gateway.quota_types import Kind, Limit, Span, Tariff, window
 from store.database import EVERYTHING, Database
 from store.queries import sql
 from tests.admin.usage.test_usage import load, row
-from tests.gateway.lease_renewals import LeaseModel
 from tests.gateway.live import WAIT_S, Live, eventually
 from tests.postgres import server
-from tests.scale import scaled
-
-HOLDERS = ("g1", "g2", "g3")
-LIMITS = {Kind.CONCURRENT_REQUESTS: 7, Kind.TOKENS_PER_DAY: 100}
 
 
 def today() -> str:
     return window(Span.DAY, datetime.now(UTC).timestamp()).name
-
-
-class Both:
-    """The same to the model and to the database."""
-
-    def __init__(self, live: Live) -> None:
-        self.live = live
-        self.subject = live.tenant_id
-        self.model = LeaseModel()
-        self.model.limits = {(self.subject, kind.value): top for kind, top in LIMITS.items()}
-        self.renewal = PostgresLeaseRenewal(live.database, lifetime_s=300)
-        self.numbers = dict.fromkeys(HOLDERS, 0)
-
-    async def ask(self, holder: str, asks: list[LeaseRequest], *, again: bool = False) -> None:
-        self.numbers[holder] += not again
-        number = self.numbers[holder]
-        asks.sort(key=lambda ask: ask.kind)
-        expected = self.model.answer(holder, number, asks)
-        assert await self.renewal.renew(holder, number, asks) == expected
-
-    async def load(self, holder: str, amount: int, number: int) -> None:
-        key = (self.subject, Kind.TOKENS_PER_DAY.value, today())
-        self.model.load(key, holder, amount)
-        # Twice, as after a lost answer: counted once.
-        for _ in range(2):
-            await load(self.live.database, [used(self.live, holder, number, amount)])
-
-
-@pytest.mark.parametrize("seed", range(scaled(6, 200)))
-async def test_answers_are_those_of_the_model(live: Live, seed: int) -> None:
-    await live.limit(**{kind.value: top for kind, top in LIMITS.items()})
-    both, draw = Both(live), random.Random(seed)
-    starts = {Kind.CONCURRENT_REQUESTS: "-infinity", Kind.TOKENS_PER_DAY: today()}
-    for step in range(60):
-        holder = draw.choice(HOLDERS)
-        asks: list[LeaseRequest] = []
-        for kind in draw.sample(list(LIMITS), draw.randint(0, 2)):
-            key = (both.subject, kind.value, starts[kind])
-            held = both.model.leases.get((key, holder), 0)
-            need = draw.choice([0, 0, 1, LIMITS[kind] // 3, LIMITS[kind]])
-            newest = max((call.call for call in both.model.heard), default=0)
-            ask = LeaseRequest(
-                *key,
-                taken=draw.choice([0, 0, 0, 1]),
-                returned=draw.randint(0, max(0, held)),
-                answered=draw.choice([0, newest]),
-                need=need,
-                want=draw.choice([0, 1, need + 3]),
-                call=draw.choice([0, newest]) if need else 0,
-            )
-            asks.append(ask)
-        await both.ask(holder, asks)
-        if draw.random() < 0.2:
-            await both.ask(holder, asks, again=True)
-        key = (both.subject, Kind.TOKENS_PER_DAY.value, starts[Kind.TOKENS_PER_DAY])
-        held = both.model.leases.get((key, holder), 0)
-        if held > 0 and draw.random() < 0.4:
-            await both.load(holder, draw.randint(1, held), step)
 
 
 @pytest.mark.parametrize(

@@ -71,27 +71,6 @@ async def test_requests_of_a_minute(live: Live) -> None:
     assert "x-should-retry" not in refused.headers
 
 
-async def test_a_burst_gets_what_is_there_and_no_more(live: Live) -> None:
-    async with live.worker, live.gateway() as served:
-        await limited(live, served, requests_per_minute=20)
-        answers = await asyncio.gather(*(served.complete("tiny") for _ in range(50)))
-    assert sorted(answer.status_code for answer in answers) == [200] * 20 + [429] * 30
-
-
-async def test_tokens_of_a_minute_settle_with_what_was_used(live: Live) -> None:
-    async with live.worker, live.gateway() as served:
-        await limited(live, served, tokens_per_minute=100)
-        first = await served.complete("tiny", max_tokens=90)
-        assert first.status_code == 200
-        assert first.headers["x-ratelimit-remaining-tokens"] == str(100 - PROMPT_TOKENS - 90)
-        # Three were generated, so the rest is there again.
-        used = PROMPT_TOKENS + 3
-        second = await served.complete("tiny", max_tokens=100 - used - PROMPT_TOKENS)
-        assert second.status_code == 200
-        third = await served.complete("tiny", max_tokens=100 - 2 * used - PROMPT_TOKENS + 1)
-        assert error_of(third, 429)["param"] == "tokens_per_minute"
-
-
 async def test_the_headers_are_those_of_a_bucket(live: Live) -> None:
     """Whatever is asked: each says what is left once its own request is reserved."""
     limits, draw = {"tokens_per_minute": 400, "requests_per_minute": 30}, random.Random(13)
@@ -362,18 +341,6 @@ async def test_a_gateway_that_leaves_holds_nothing(live: Live) -> None:
         "SELECT * FROM usage_totals WHERE span = 'day' AND subject = $1", live.tenant_id
     )
     assert total["metered_tokens"] == PROMPT_TOKENS + 3
-
-
-async def test_gateways_share_a_limit(live: Live) -> None:
-    """One has been given a slice; the other gets what of that is not needed."""
-    async with live.worker, live.gateway("one") as one, live.gateway("two") as two:
-        await limited(live, one, requests_per_minute=10)
-        await knows(two, lambda: bool(two.gateway.catalog.current.limits_of(live.tenant_id, "")))
-        assert (await one.complete("tiny")).status_code == 200
-        answers = [await two.complete("tiny") for _ in range(9)]
-        refused = [await one.complete("tiny"), await two.complete("tiny")]
-    assert [answer.status_code for answer in answers] == [200] * 9
-    assert [answer.status_code for answer in refused] == [429, 429]
 
 
 async def test_a_worker_that_is_lost_while_a_request_waits_for_its_limit(live: Live) -> None:
