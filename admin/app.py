@@ -9,7 +9,7 @@ from litestar import Litestar, Router
 from litestar.datastructures import State
 
 from adapters.store.folder import Store
-from admin.adapters.alias_routes import AliasController
+from admin.adapters.alias_routes import ALIASES
 from admin.adapters.load_routes import LoadLoraAdapter, LoraAdapterController
 from admin.adapters.routes import AdapterController
 from admin.audit.routes import AuditController
@@ -18,22 +18,18 @@ from admin.http.openapi import describe, document
 from admin.http.parameters import check_parameters
 from admin.http.plane import AdminConfig, AdminPlane
 from admin.http.request import AdminRequest, add_headers
-from admin.keys.routes import KeyController
-from admin.models.routes import ModelController
+from admin.keys.routes import KEYS
+from admin.models.routes import MODELS
 from admin.overview.routes import show_overview
-from admin.prices.routes import PriceController
-from admin.quotas.routes import (
-    KeyQuotaController,
-    OwnQuotaController,
-    TenantQuotaController,
-)
-from admin.signing_keys.routes import SigningKeyController
-from admin.tenants.routes import TenantController
+from admin.prices.routes import PRICES
+from admin.quotas.routes import KEY_QUOTAS, OWN_QUOTA, TENANT_QUOTAS
+from admin.signing_keys.routes import SIGNING_KEYS
+from admin.tenants.routes import TENANTS
 from admin.uploads.routes import UploadController
-from admin.usage.credit_routes import CreditController
+from admin.usage.credit_routes import CREDITS
 from admin.usage.organization_routes import OrganizationController
 from admin.usage.routes import UsageController
-from admin.workers.routes import WorkerController
+from admin.workers.routes import WORKERS
 from store.database import Database
 from web.openapi import REFERENCE, Requirements, StructSchemas
 
@@ -63,21 +59,21 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
     """Creates the application of /admin/v1, /v1/organization, and vLLM's routes that load adapters.
     The caller must open and close the database."""
     controllers = [
-        TenantController,
-        KeyController,
-        ModelController,
+        TENANTS.router,
+        KEYS.router,
+        MODELS.router,
         AdapterController,
-        AliasController,
+        ALIASES.router,
         UploadController,
         AuditController,
         UsageController,
-        CreditController,
-        OwnQuotaController,
-        TenantQuotaController,
-        KeyQuotaController,
-        PriceController,
-        SigningKeyController,
-        WorkerController,
+        CREDITS.router,
+        OWN_QUOTA.router,
+        TENANT_QUOTAS.router,
+        KEY_QUOTAS.router,
+        PRICES.router,
+        SIGNING_KEYS.router,
+        WORKERS.router,
         show_overview,
     ]
     return Litestar(

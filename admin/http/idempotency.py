@@ -22,12 +22,15 @@ IdempotencyKey = Annotated[
     ),
 ]
 
+Finish = Callable[[bytes, bytes], bytes]
+"""Function that makes the body of an answer from the stored JSON and the seed."""
+
 
 async def once(
     request: AdminRequest,
     header: str | None,
     create: Create,
-    finish: Callable[[bytes, bytes], bytes] | None = None,
+    finish: Finish | None = None,
 ) -> Response[Any]:
     """Runs `create` once for each value of the caller's header, and stores the result. Waits until
     gateways know of the change, and answers 201. A repeated call gets the stored result.

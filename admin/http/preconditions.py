@@ -10,16 +10,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from litestar import Response
 from litestar.params import HeaderParameter
 
-from store.database import Connection
-from store.errors import Invalid, NotFound
-from store.queries import lock_catalog
+from store.errors import Invalid
 from web.errors import PreconditionFailed
 
 IfMatch = Annotated[
@@ -31,7 +28,6 @@ IfMatch = Annotated[
     ),
 ]
 
-R = TypeVar("R")
 T = TypeVar("T", bound=msgspec.Struct)
 
 _ENTITY_TAG = r'(?:W/)?"[!#-~]*"'
@@ -46,43 +42,6 @@ def etag(view: msgspec.Struct) -> str:
 
 class Tagged(Response[T]):
     """Response with an ETag."""
-
-
-def tagged(view: T, tag: str | None = None) -> Tagged[T]:
-    """Returns a response with an ETag, which covers the whole view by default. Pass `tag` if the
-    ETag must cover only a part of the view."""
-    return Tagged(view, headers={"etag": tag or etag(view)})
-
-
-async def locked(
-    connection: Connection,
-    if_match: str | None,
-    view: Callable[[R], msgspec.Struct],
-    find: Callable[[Connection, str], Awaitable[R]],
-    reference: str,
-) -> R:
-    """Locks the catalog, and returns the record that `find` returns. Checks `if_match` against the
-    ETag of the record's view. Raises the errors of `find`."""
-    await lock_catalog(connection)
-    found = await find(connection, reference)
-    check(if_match, etag(view(found)))
-    return found
-
-
-async def lock(
-    connection: Connection,
-    if_match: str | None,
-    describe: Callable[..., Awaitable[msgspec.Struct]],
-    *args: Any,
-) -> None:
-    """Locks the catalog, and checks `if_match` against the ETag of the view that
-    `describe(connection, *args)` returns. If `describe` raises NotFound, no ETag matches."""
-    await lock_catalog(connection)
-    try:
-        current = etag(await describe(connection, *args))
-    except NotFound:
-        current = None
-    check(if_match, current)
 
 
 def check(if_match: str | None, current: str | None) -> None:

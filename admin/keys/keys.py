@@ -52,16 +52,9 @@ async def issue_key(
     """Creates a tenant's key, or an admin key if `tenant_id` is None. Returns the record and the
     key's text. The text is not stored. It is derived from `seed`, or random if `seed` is None."""
     key = new_key(seed)
-    made = await fetch_one(
-        connection,
-        ApiKey,
-        "key_insert",
-        *(key.id, tenant_id, hash_key(key.text, pepper), sorted(rights.scopes), rights.name),
-        *(rights.not_before, rights.expires_at),
-        None if rights.models is None else sorted(rights.models),
-        *(rights.cidrs, replaces),
-    )
-    return made, key.text
+    values = msgspec.to_builtins(rights, order="deterministic", builtin_types=(datetime,)).values()
+    own = key.id, tenant_id, hash_key(key.text, pepper), replaces
+    return await fetch_one(connection, ApiKey, "key_insert", *own, *values), key.text
 
 
 async def find_key(connection: Connection, key_id: str) -> KeyDetails | None:

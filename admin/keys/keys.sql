@@ -1,7 +1,7 @@
 -- name: key_insert
-INSERT INTO api_keys (id, tenant_id, hash, scopes, name, not_before, expires_at, models, cidrs, replaces, family)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::cidr[], $10,
-        (SELECT coalesce(family, id) FROM api_keys WHERE id = $10))
+INSERT INTO api_keys (id, tenant_id, hash, replaces, family, {columns of admin.keys.keys.KeyRights}, cidrs)
+VALUES ($1, $2, $3, $4, (SELECT coalesce(family, id) FROM api_keys WHERE id = $4),
+        {values of admin.keys.keys.KeyRights})
 RETURNING {columns of store.records.ApiKey}, cidrs::text[] AS cidrs;
 
 -- name: key_find

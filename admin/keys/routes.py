@@ -6,129 +6,22 @@ import ipaddress
 from datetime import UTC, datetime
 
 import msgspec
-from litestar import Controller, Response, delete, get, post
-from litestar.params import FromPath, JSONBody
 
-from admin.http.entities import page, read_page, reading_of
-from admin.http.guards import ADMIN, requires
-from admin.http.idempotency import IdempotencyKey, once
-from admin.http.parameters import After, Limit
-from admin.http.preconditions import IfMatch, Tagged, etag, locked, tagged
+from admin.http.entities import Entity
 from admin.http.request import AdminRequest
 from admin.keys import keys
-from admin.keys.keys import KeyRights
+from admin.keys.keys import KeyDetails, KeyRights
 from admin.keys.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView
-from admin.schemas import Page, shown
+from admin.schemas import shown
 from admin.tenants import tenants
 from store.database import Connection
 from store.errors import Invalid
 from store.records import ADMIN_SCOPES, TENANT_SCOPES, ApiKey, new_key, plain_model
 
-
-class KeyController(Controller):
-    path = "/"
-    tags = ("keys",)
-    guards = (requires(ADMIN),)
-
-    @post("/tenants/{tenant:str}/keys")
-    async def create_key(
-        self,
-        request: AdminRequest,
-        tenant: FromPath[str],
-        data: JSONBody[KeyCreate],
-        idempotency_key: IdempotencyKey = None,
-    ) -> Response[KeyCreated]:
-        """Creates a key of a tenant. Only this answer contains the key's text."""
-        return await _create(request, idempotency_key, data, tenant)
-
-    @get("/tenants/{tenant:str}/keys")
-    async def list_keys(
-        self,
-        request: AdminRequest,
-        tenant: FromPath[str],
-        after: After = "",
-        limit: Limit = 100,
-    ) -> Page[KeyView]:
-        """Lists a tenant's keys by id, including revoked and expired ones."""
-        async with reading_of(request, tenant) as (connection, owner):
-            found = await keys.list_keys(connection, owner.id, after, limit + 1)
-        return page([KeyView.of(key) for key in found], limit)
-
-    @post("/keys")
-    async def create_admin_key(
-        self,
-        request: AdminRequest,
-        data: JSONBody[KeyCreate],
-        idempotency_key: IdempotencyKey = None,
-    ) -> Response[KeyCreated]:
-        """Creates an admin key, which can manage but cannot be used for inference."""
-        if data.models is not None:
-            raise Invalid("an admin key infers with no model", "invalid_models", "models")
-        return await _create(request, idempotency_key, data, None)
-
-    @get("/keys")
-    async def list_admin_keys(
-        self, request: AdminRequest, after: After = "", limit: Limit = 100
-    ) -> Page[KeyView]:
-        return await read_page(request, limit, KeyView.of, keys.list_keys, None, after)
-
-    @get("/keys/{key_id:str}")
-    async def show_key(self, request: AdminRequest, key_id: FromPath[str]) -> Tagged[KeyView]:
-        """Shows a key without its text. The ETag does not cover its last use."""
-        async with request.reading() as connection:
-            return _tagged(await keys.get_key(connection, key_id))
-
-    @post("/keys/{key_id:str}/rotate")
-    async def rotate_key(
-        self,
-        request: AdminRequest,
-        key_id: FromPath[str],
-        data: JSONBody[KeyRotate],
-        idempotency_key: IdempotencyKey = None,
-        if_match: IfMatch = None,
-    ) -> Response[KeyCreated]:
-        """Creates a key with the same rights, whose text only this answer contains. The old key
-        expires after `overlap_s` seconds."""
-
-        async def create(connection: Connection, seed: bytes) -> KeyView:
-            _check_ahead(data.expires_at)
-            await locked(connection, if_match, _without_use, keys.get_key, key_id)
-            pepper = request.plane.config.pepper
-            made = await keys.rotate_key(
-                connection, pepper, key_id, data.overlap_s, data.expires_at, seed
-            )
-            return KeyView.of(made[0])
-
-        return await once(request, idempotency_key, create, _with_text)
-
-    @delete("/keys/{key_id:str}", status_code=200)
-    async def revoke_key(
-        self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
-    ) -> Tagged[KeyView]:
-        """Revokes a key permanently. Its record is kept. No gateway accepts the key if the answer's
-        header `loraplex-gateways-behind` is 0. Otherwise that many gateways may accept it until
-        they load the catalog, for at most `catalog_stale_s`."""
-        async with request.transaction() as connection:
-            await locked(connection, if_match, _without_use, keys.get_key, key_id)
-            revoked = await keys.revoke_key(connection, key_id)
-        return _tagged(revoked)
-
-
-async def _create(
-    request: AdminRequest, idempotency_key: str | None, data: KeyCreate, tenant: str | None
-) -> Response[KeyCreated]:
-    """Creates a key of the tenant, or an admin key if `tenant` is None."""
-
-    async def create(connection: Connection, seed: bytes) -> KeyView:
-        rights = _rights(data, ADMIN_SCOPES if tenant is None else TENANT_SCOPES)
-        owner_id = None
-        if tenant is not None:
-            owner_id = (await tenants.find_tenant(connection, tenant)).id
-        pepper = request.plane.config.pepper
-        made = await keys.issue_key(connection, pepper, owner_id, rights, seed=seed)
-        return KeyView.of(made[0])
-
-    return await once(request, idempotency_key, create, _with_text)
+KEYS = Entity(
+    *("Key", "/", "keys", KeyView, keys.get_key),
+    covers=lambda view: msgspec.structs.replace(view, last_used_at=None),
+)
 
 
 def _with_text(record: bytes, seed: bytes) -> bytes:
@@ -137,13 +30,61 @@ def _with_text(record: bytes, seed: bytes) -> bytes:
     return msgspec.json.encode(made)
 
 
-def _without_use(key: ApiKey) -> KeyView:
-    """Returns a key's view without the time of its last use, which the ETag does not cover."""
-    return msgspec.structs.replace(KeyView.of(key), last_used_at=None)
+KEYS.lists(
+    "/tenants/{tenant:str}/keys",
+    text="Lists a tenant's keys by id, including revoked and expired ones.",
+)(keys.list_keys)
+KEYS.shows(
+    "/keys/{key_id:str}",
+    name="show_key",
+    text="Shows a key without its text. The ETag does not cover its last use.",
+)(keys.get_key)
 
 
-def _tagged(key: ApiKey) -> Tagged[KeyView]:
-    return tagged(KeyView.of(key), etag(_without_use(key)))
+@KEYS.creates("/tenants/{tenant:str}/keys", answer=KeyCreated, finish=_with_text)
+async def create_key(
+    request: AdminRequest, connection: Connection, tenant: str, data: KeyCreate, seed: bytes
+) -> ApiKey:
+    """Creates a key of a tenant. Only this answer contains the key's text."""
+    rights = _rights(data, TENANT_SCOPES)
+    owner = await tenants.find_tenant(connection, tenant)
+    pepper = request.plane.config.pepper
+    return (await keys.issue_key(connection, pepper, owner.id, rights, seed=seed))[0]
+
+
+@KEYS.creates("/keys", answer=KeyCreated, finish=_with_text)
+async def create_admin_key(
+    request: AdminRequest, connection: Connection, data: KeyCreate, seed: bytes
+) -> ApiKey:
+    """Creates an admin key, which can manage but cannot be used for inference."""
+    if data.models is not None:
+        raise Invalid("an admin key infers with no model", "invalid_models", "models")
+    rights, pepper = _rights(data, ADMIN_SCOPES), request.plane.config.pepper
+    return (await keys.issue_key(connection, pepper, None, rights, seed=seed))[0]
+
+
+@KEYS.lists("/keys")
+async def list_admin_keys(connection: Connection, after: str, limit: int) -> list[KeyDetails]:
+    return await keys.list_keys(connection, None, after, limit)
+
+
+@KEYS.creates("/keys/{key_id:str}/rotate", is_change=True, answer=KeyCreated, finish=_with_text)
+async def rotate_key(
+    request: AdminRequest, connection: Connection, key_id: str, data: KeyRotate, seed: bytes
+) -> ApiKey:
+    """Creates a key with the same rights, whose text only this answer contains. The old key
+    expires after `overlap_s` seconds."""
+    _check_ahead(data.expires_at)
+    rotated = key_id, data.overlap_s, data.expires_at, seed
+    return (await keys.rotate_key(connection, request.plane.config.pepper, *rotated))[0]
+
+
+@KEYS.changes("DELETE", "/keys/{key_id:str}")
+async def revoke_key(connection: Connection, key_id: str) -> KeyDetails:
+    """Revokes a key permanently. Its record is kept. No gateway accepts the key if the answer's
+    header `loraplex-gateways-behind` is 0. Otherwise that many gateways may accept it until
+    they load the catalog, for at most `catalog_stale_s`."""
+    return await keys.revoke_key(connection, key_id)
 
 
 def _rights(data: KeyCreate, allowed: frozenset[str]) -> KeyRights:

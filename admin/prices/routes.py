@@ -7,19 +7,12 @@ from decimal import Decimal
 from typing import Any, ClassVar
 
 import msgspec
-from litestar import Controller, delete, get, put
-from litestar.params import FromPath, JSONBody
 
-from admin.http import preconditions
-from admin.http.entities import read_page
-from admin.http.guards import ADMIN, requires
-from admin.http.parameters import After, Limit
-from admin.http.preconditions import IfMatch, Tagged, tagged
-from admin.http.request import AdminRequest
+from admin.http.entities import Entity
 from admin.models import models
 from admin.prices import prices
 from admin.prices.prices import PriceDetails
-from admin.schemas import Deleted, Page, shown
+from admin.schemas import Deleted, shown
 from store.database import Connection
 from store.errors import Invalid
 from store.money import MICRO, count_dollars, in_dollars
@@ -56,53 +49,26 @@ class PriceView(msgspec.Struct, frozen=True):
         return shown(cls, price, **in_dollars(price, PARTS, MICRO))
 
 
-class PriceController(Controller):
-    path = "/prices"
-    tags = ("prices",)
-    guards = (requires(ADMIN),)
-
-    @get()
-    async def list_prices(
-        self, request: AdminRequest, after: After = "", limit: Limit = 100
-    ) -> Page[PriceView]:
-        """Lists prices by model. Models that are not listed are free."""
-        return await read_page(request, limit, PriceView.of, prices.list_prices, after)
-
-    @get("/{model:str}")
-    async def show_price(self, request: AdminRequest, model: FromPath[str]) -> Tagged[PriceView]:
-        async with request.reading() as connection:
-            return tagged(await _describe(connection, model))
-
-    @put("/{model:str}")
-    async def set_price(
-        self,
-        request: AdminRequest,
-        model: FromPath[str],
-        data: JSONBody[PriceSet],
-        if_match: IfMatch = None,
-    ) -> Tagged[PriceView]:
-        """Sets the price for future requests."""
-        price = price_of(model, data)
-        async with request.transaction() as connection:
-            await models.find_model(connection, model)
-            await preconditions.lock(connection, if_match, _describe, model)
-            await prices.set_price(connection, price)
-            return tagged(await _describe(connection, model))
-
-    @delete("/{model:str}", status_code=200)
-    async def remove_price(
-        self, request: AdminRequest, model: FromPath[str], if_match: IfMatch = None
-    ) -> Deleted:
-        """Removes the price. Future requests are free."""
-        async with request.transaction() as connection:
-            await preconditions.lock(connection, if_match, _describe, model)
-            await prices.find_price(connection, model)
-            await prices.remove_price(connection, model)
-        return Deleted(model)
+PRICES = Entity("Price", "/prices", "prices", PriceView, prices.find_price, may_be_new=True)
+PRICES.lists(text="Lists prices by model. Models that are not listed are free.")(prices.list_prices)
+PRICES.shows("/{model:str}", name="show_price", text="")(prices.find_price)
 
 
-async def _describe(connection: Connection, model: str) -> PriceView:
-    return PriceView.of(await prices.find_price(connection, model))
+@PRICES.changes("PUT", "/{model:str}")
+async def set_price(connection: Connection, model: str, data: PriceSet) -> PriceDetails:
+    """Sets the price for future requests."""
+    price = price_of(model, data)
+    await models.find_model(connection, model)
+    await prices.set_price(connection, price)
+    return await prices.find_price(connection, model)
+
+
+@PRICES.changes("DELETE", "/{model:str}")
+async def remove_price(connection: Connection, model: str) -> Deleted:
+    """Removes the price. Future requests are free."""
+    await prices.find_price(connection, model)
+    await prices.remove_price(connection, model)
+    return Deleted(model)
 
 
 def price_of(model: str, data: PriceSet) -> Price:

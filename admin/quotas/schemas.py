@@ -77,6 +77,10 @@ class UseView(msgspec.Struct, frozen=True):
             return cls(*(format_dollars(amount, PICO) for amount in amounts), ends_at=use.ends_at)
         return cls(*amounts, ends_at=use.ends_at)
 
+    @classmethod
+    def of_each(cls, used: dict[str, LimitUse]) -> dict[str, UseView]:
+        return {name: cls.of(name, use) for name, use in used.items()}
+
 
 class KeyQuotaView(KeyLimits, frozen=True, kw_only=True):
     use: dict[str, UseView]

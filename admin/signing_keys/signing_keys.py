@@ -71,19 +71,19 @@ async def list_keys(
     )
 
 
-async def find_key(connection: Connection, tenant_id: str, key_id: str) -> SigningKeyView:
+async def find_key(connection: Connection, tenant_id: str, signing_key_id: str) -> SigningKeyView:
     """Returns a key. Raises NotFound."""
-    missing = NotFound(f"no signing key {key_id[:128]!r}", "signing_key_not_found")
-    place = tenant_id, "", None, key_id
+    missing = NotFound(f"no signing key {signing_key_id[:128]!r}", "signing_key_not_found")
+    place = tenant_id, "", None, signing_key_id
     return await fetch_one(connection, SigningKeyView, "signing_key_list", *place, missing=missing)
 
 
-async def revoke_key(connection: Connection, tenant_id: str, key_id: str) -> SigningKeyView:
+async def revoke_key(connection: Connection, tenant_id: str, signing_key_id: str) -> SigningKeyView:
     """Revokes a key permanently. Revoking it again has no effect. Raises NotFound."""
     await lock_catalog(connection)
-    await find_key(connection, tenant_id, key_id)
-    await connection.execute(sql["signing_key_revoke"], tenant_id, key_id)
-    return await find_key(connection, tenant_id, key_id)
+    await find_key(connection, tenant_id, signing_key_id)
+    await connection.execute(sql["signing_key_revoke"], tenant_id, signing_key_id)
+    return await find_key(connection, tenant_id, signing_key_id)
 
 
 def parse_signature(text: str | None, field: str = "signature") -> bytes | None:

@@ -30,17 +30,17 @@ async def list_tenants(connection: Connection, after: str, limit: int) -> list[T
     return await fetch_all(connection, Tenant, "tenant_list", after, limit)
 
 
-async def find_tenant(connection: Connection, reference: str) -> Tenant:
+async def find_tenant(connection: Connection, tenant: str) -> Tenant:
     """Returns a tenant by id or name. Raises NotFound."""
-    missing = _missing(reference)
-    return await fetch_one(connection, Tenant, "tenant_find", reference, missing=missing)
+    missing = _missing(tenant)
+    return await fetch_one(connection, Tenant, "tenant_find", tenant, missing=missing)
 
 
-async def find_past_or_present(connection: Connection, reference: str) -> PastTenant:
+async def find_past_or_present(connection: Connection, tenant: str) -> PastTenant:
     """Returns a tenant by id or name. Finds a deleted tenant by its id, as long as its deletion is
     still in the audit log. Raises NotFound."""
-    query, missing = "tenant_find_past_or_present", _missing(reference)
-    return await fetch_one(connection, PastTenant, query, reference, missing=missing)
+    query, missing = "tenant_find_past_or_present", _missing(tenant)
+    return await fetch_one(connection, PastTenant, query, tenant, missing=missing)
 
 
 def _missing(reference: str) -> NotFound:

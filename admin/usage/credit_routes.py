@@ -6,20 +6,16 @@ from datetime import datetime
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-from litestar import Controller, get, put
-from litestar.params import FromPath, JSONBody
 
-from admin.http.entities import read_page
-from admin.http.guards import ADMIN, requires
-from admin.http.parameters import After, Limit
-from admin.http.request import AdminRequest
+from admin.http.entities import Entity
 from admin.keys.schemas import Moment
 from admin.prices.routes import PARTS, PriceSet, price_of
-from admin.schemas import Page, shown
+from admin.schemas import shown
 from admin.tenants import tenants
 from admin.usage import credits
 from admin.usage.credits import Credit, CreditFields
 from admin.usage.routes import aware
+from store.database import Connection
 from store.money import MICRO, PICO, in_dollars
 
 
@@ -72,44 +68,29 @@ class CreditView(msgspec.Struct, frozen=True):
         return shown(cls, credit, **in_dollars(credit, PARTS, MICRO), **costs)
 
 
-class CreditController(Controller):
-    path = "/usage/credits"
-    tags = ("usage",)
-    guards = (requires(ADMIN),)
+CREDITS = Entity("Credit", "/usage/credits", "usage", CreditView)
+CREDITS.lists(text="Lists credits by id.")(credits.list_credits)
+CREDITS.shows("/{credit_id:str}", name="show_credit", text="")(credits.find_credit)
 
-    @get()
-    async def list_credits(
-        self, request: AdminRequest, after: After = "", limit: Limit = 100
-    ) -> Page[CreditView]:
-        """Lists credits by id."""
-        return await read_page(request, limit, CreditView.of, credits.list_credits, after)
 
-    @get("/{credit_id:str}")
-    async def show_credit(self, request: AdminRequest, credit_id: FromPath[str]) -> CreditView:
-        async with request.reading() as connection:
-            return CreditView.of(await credits.find_credit(connection, credit_id))
-
-    @put("/{credit_id:str}")
-    async def make_credit(
-        self, request: AdminRequest, credit_id: FromPath[str], data: JSONBody[CreditSet]
-    ) -> CreditView:
-        """Lowers recorded costs to the costs at the right price, and the use of spend limits with
-        them. Done once for each id, which the client chooses. A repeated request with the same body
-        changes nothing and gets the first answer. A later credit of the same hours replaces this
-        one, and covers usage that was recorded in between. 400 if a cost would rise."""
-        aware(data.start, "start")
-        aware(data.end, "end")
-        since, until = credits.whole_hours(data.start, data.end)
-        async with request.transaction() as connection:
-            tenant_id = None
-            if data.tenant is not None:
-                tenant_id = (await tenants.find_past_or_present(connection, data.tenant)).id
-            asked = CreditFields(
-                **msgspec.structs.asdict(price_of(data.model, data)),
-                id=credit_id,
-                tenant_id=tenant_id,
-                since=since,
-                until=until,
-                reason=data.reason,
-            )
-            return CreditView.of(await credits.make_credit(connection, asked))
+@CREDITS.changes("PUT", "/{credit_id:str}")
+async def make_credit(connection: Connection, credit_id: str, data: CreditSet) -> Credit:
+    """Lowers recorded costs to the costs at the right price, and the use of spend limits with
+    them. Done once for each id, which the client chooses. A repeated request with the same body
+    changes nothing and gets the first answer. A later credit of the same hours replaces this
+    one, and covers usage that was recorded in between. 400 if a cost would rise."""
+    aware(data.start, "start")
+    aware(data.end, "end")
+    since, until = credits.whole_hours(data.start, data.end)
+    tenant_id = None
+    if data.tenant is not None:
+        tenant_id = (await tenants.find_past_or_present(connection, data.tenant)).id
+    asked = CreditFields(
+        **msgspec.structs.asdict(price_of(data.model, data)),
+        id=credit_id,
+        tenant_id=tenant_id,
+        since=since,
+        until=until,
+        reason=data.reason,
+    )
+    return await credits.make_credit(connection, asked)
