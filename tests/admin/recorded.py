@@ -22,6 +22,7 @@ from unittest import mock
 
 import httpx
 import msgspec
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from click.testing import CliRunner
 from litestar import Litestar
 
@@ -34,7 +35,7 @@ from store.database import EVERYTHING, Database
 from store.records import ADMIN_SCOPES, TENANT_SCOPES
 from tests.admin.calls import ABSENT, ROUTES, Furnished, Route, furnish
 from tests.admin.conftest import CONFIG, PEPPER, Plane
-from tests.postgres import fresh_database
+from tests.postgres import fresh_database, server
 from tests.serving import serving
 
 RECORD = Path(__file__).with_name("recorded.json.gz")
@@ -149,10 +150,12 @@ class Recorder:
     async def plane(self, dsn: str, store: Path) -> AsyncIterator[Plane]:
         own, database = await Database.connect(dsn), await Database.connect(dsn, sees=EVERYTHING)
         self.app.state.admin = AdminPlane(CONFIG, own, LocalStore(store))
-        yield Plane(f"{self.url}/admin/v1", database, store, [])
-        await self.app.state.admin.validation.close()
-        await own.close()
-        await database.close()
+        try:
+            yield Plane(f"{self.url}/admin/v1", database, store, [])
+        finally:
+            await self.app.state.admin.validation.close()
+            await own.close()
+            await database.close()
 
     @asynccontextmanager
     async def copy(self) -> AsyncIterator[Plane]:
@@ -160,10 +163,12 @@ class Recorder:
         store = self.store.with_name("copy")
         with fresh_database(copied=self.dsn) as dsn:
             shutil.copytree(self.store, store)
-            with drawn_alike():
-                async with self.plane(dsn, store) as plane:
-                    yield plane
-            shutil.rmtree(store)
+            try:
+                with drawn_alike(2):
+                    async with self.plane(dsn, store) as plane:
+                        yield plane
+            finally:
+                shutil.rmtree(store)
 
     @property
     def callers(self) -> dict[str, httpx.AsyncClient]:
@@ -176,9 +181,9 @@ class Recorder:
 
 
 @contextmanager
-def drawn_alike() -> Iterator[None]:
-    """Lets ids and keys be drawn in the same order in each run."""
-    drawn = random.Random(1)
+def drawn_alike(seed: int) -> Iterator[None]:
+    """Lets the same ids and keys be drawn in each run."""
+    drawn = random.Random(seed)
     with (
         mock.patch.object(secrets, "token_bytes", drawn.randbytes),
         mock.patch.object(secrets, "choice", drawn.choice),
@@ -190,7 +195,7 @@ def drawn_alike() -> Iterator[None]:
 async def recorder(folder: Path) -> AsyncIterator[Recorder]:
     app = create_app(CONFIG, database=cast("Database", None), store=LocalStore(folder / "none"))
     async with serving(app) as url:
-        with fresh_database() as dsn, drawn_alike():
+        with fresh_database() as dsn, drawn_alike(1):
             made = Recorder(app, url, dsn, folder / "store")
             async with made.plane(dsn, made.store) as plane:
                 async with plane.database.transaction() as connection:
@@ -200,6 +205,17 @@ async def recorder(folder: Path) -> AsyncIterator[Recorder]:
             yield made
             for client in plane.clients:
                 await client.aclose()
+
+
+@contextmanager
+def recorder_on_thread(folder: Path) -> Iterator[tuple[BlockingPortal, Recorder]]:
+    """Yields a recorder that runs on a thread of its own, and the portal to call it."""
+    server()  # It would end with the thread that first needs it.
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(recorder(folder)) as made,
+    ):
+        yield portal, made
 
 
 async def recorded_now(folder: Path) -> Recorded:

@@ -6,11 +6,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,20 +16,18 @@ from hypothesis import strategies as st
 from admin.audit import audit
 from admin.audit.audit import AuditView, VerificationView
 from admin.keys import keys
-from admin.signing_keys.schemas import SigningKeyCreate
 from admin.tenants import tenants
 from store.database import Connection, Database
 from store.errors import ApiError, Invalid
 from store.queries import sql
-from tests.adapters.files import write_adapter
-from tests.admin.conftest import PEPPER, Plane, write_model
-from tests.admin.keys.test_keys import routes
-from tests.admin.lifecycle import make_ready, make_tenant, prove_all, report_worker
-from tests.admin.usage.test_usage import NOON, load, row
+from tests.admin.calls import ROUTES
+from tests.admin.conftest import PEPPER, Plane
+from tests.admin.lifecycle import make_ready, make_tenant
+from tests.admin.recorded import recorder
 from tests.scale import scaled
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
-STAGES_BYTES = {"POST /uploads", "PATCH /uploads/x", "DELETE /uploads/x"}
+STAGES_BYTES = {"POST /uploads", "PATCH /uploads/{upload_id}", "DELETE /uploads/{upload_id}"}
 """They change no row: what comes of them is logged when a version is made, or expires."""
 
 
@@ -62,110 +58,25 @@ async def unlocked(owner: Database) -> AsyncIterator[Connection]:
         await connection.execute("ALTER TABLE audit_log ENABLE TRIGGER only_grows")
 
 
-async def test_every_route_that_changes_something_leaves_a_row(plane: Plane, tmp_path: Path):
+async def test_every_route_that_changes_something_leaves_a_row(tmp_path: Path):
     """With the caller's key and the id that the answer bears."""
-    left = {f"{m} {p.removeprefix('/admin/v1')}" for m, p, _ in routes(plane.database, tmp_path)}
-    left = {route for route in left if not route.startswith("GET ")} - STAGES_BYTES
-    admin, logged = plane.client, set[str]()
-
-    async def call(
-        route: str, path: str, *actions: str, by: httpx.AsyncClient = admin, **body: Any
-    ) -> Any:
-        answer = await by.request(route.split()[0], path, **body)
-        assert answer.is_success, answer.text
-        left.discard(route)
-        key_id = by.headers["authorization"].split("_")[1]
-        rows = [
-            entry
-            for entry in await entries(plane.database)
-            if entry.request_id == answer.headers["x-request-id"]
-        ]
-        assert sorted(entry.action for entry in rows) == sorted(actions), route
-        assert {entry.key_id for entry in rows} == {key_id}, route
-        logged.update(actions)
-        is_json = answer.headers["content-type"].startswith("application/json")
-        return answer.json() if is_json else answer.text
-
-    async def push(seed: int) -> None:
-        folder = tmp_path / f"adapter-{seed}"
-        write_adapter(folder, seed=seed)
-        files = {path.name: (path.name, path.read_bytes()) for path in folder.iterdir()}
-        # The first is ready, and `prod`, by itself; the second when its template is approved.
-        serving = {} if seed == 1 else {"chat_template": TEMPLATE}
-        fields = {"name": "bot", "serving": json.dumps(serving)}
-        actions = {"version.create"} | ({"adapter.create"} if seed == 1 else set())
-        await call("POST /adapters", "adapters", *actions, by=acme, data=fields, files=files)
-        await prove_all(plane.database)
-
-    await call("POST /tenants", "tenants", "tenant.create", json={"name": "acme"})
-    group = {"sharing_group": "family"}
-    await call("PATCH /tenants/x", "tenants/acme", "tenant.update", json=group)
-    made = await call("POST /tenants/x/keys", "tenants/acme/keys", "key.create", json={})
-    acme = plane.bearing(made["key"])
-    key = {"json": SigningKeyCreate.example}
-    signs = await call("POST /signing-keys", "signing-keys", "signing_key.create", by=acme, **key)
-    place = f"signing-keys/{signs['id']}"
-    await call("DELETE /signing-keys/x", place, "signing_key.revoke", by=acme)
-    spare = (await call("POST /keys", "keys", "key.create", json={}))["record"]["id"]
-    quota, pins, few = "tenants/acme/quota", {"pin_bytes": 1 << 20}, {"concurrent_requests": 9}
-    await call("PUT /tenants/x/quota", quota, "tenant.update", json=pins)
-    await call("PUT /tenants/x/quota", quota, "quota.create", json=pins | few)
-    await call("PUT /tenants/x/quota", quota, "tenant.update", json={"pin_bytes": 1 << 21} | few)
-    await call("PUT /keys/x/quota", f"keys/{made['record']['id']}/quota", "quota.create", json=few)
-    await call("DELETE /keys/x/quota", f"keys/{made['record']['id']}/quota", "quota.delete")
-    rotated = ("key.rotate", "key.update")
-    await call("POST /keys/x/rotate", f"keys/{spare}/rotate", *rotated, json={})
-    await call("DELETE /keys/x", f"keys/{spare}", "key.revoke")
-    write_model(plane.store, "b" * 64)
-    model = {"name": "tiny", "digest": "b" * 64}
-    await call("POST /models", "models", "model.create", json=model)
-    length = {"max_model_len": 256}
-    await call("PATCH /models/x", "models/tiny", "model.update", json=length)
-    price = {"input": 1, "output": 2}
-    await call("PUT /prices/x", "prices/tiny", "price.create", json=price)
-    await call("DELETE /prices/x", "prices/tiny", "price.delete")
-    await load(plane.database, [row(0)])
-    day = {"start": NOON.isoformat(), "end": (NOON + timedelta(hours=1)).isoformat()}
-    credit = {"model": "tiny", "input": "0", "output": "0", "reason": "free", **day}
-    await call("PUT /usage/credits/x", "usage/credits/c1", "credit.create", json=credit)
-    await push(1)
-    await push(2)
-    whose = {"tenant": "acme"}
-    route = "POST /adapters/x/versions/1/template/approve"
-    path = "adapters/bot/versions/2/template/approve"
-    await call(route, path, "template.create", params=whose)
-    alias, staging = "/adapters/x/aliases/x", "adapters/bot/aliases/staging"
-    for version in (1, 2):
-        move = {"version": version}
-        await call(f"PUT {alias}", staging, "alias.promote", by=acme, json=move)
-    await call(f"POST {alias}/rollback", f"{staging}/rollback", "alias.rollback", by=acme)
-    await call(f"PUT {alias}/pin", f"{staging}/pin", "alias.update", by=acme)
-    await call(f"DELETE {alias}/pin", f"{staging}/pin", "alias.update", by=acme)
-    await call(f"DELETE {alias}", staging, "alias.deleted", by=acme)
-    folder = tmp_path / "adapter-1"
-    files = {path.name: (path.name, path.read_bytes()) for path in folder.iterdir()}
-    live = {"lora_name": "live"}
-    made = {"adapter.create", "version.create"}
-    route, path = "POST /v1/load_lora_adapter", admin.base_url.join("/v1/load_lora_adapter")
-    await call(route, str(path), *made, by=acme, data=live, files=files)
-    retired = ("version.retired",)
-    route, path = "POST /v1/unload_lora_adapter", admin.base_url.join("/v1/unload_lora_adapter")
-    await call(route, str(path), *retired, by=acme, json=live)
-    await call("DELETE /adapters/x/versions/1", "adapters/bot/versions/2", *retired, by=acme)
-    await call("DELETE /adapters/x", "adapters/bot", *retired, by=acme)
-    await call("DELETE /tenants/x/quota", quota, "quota.delete", "tenant.update")
-    await call("DELETE /tenants/x", "tenants/acme", "tenant.delete")
-    await call("DELETE /models/x", "models/tiny", "model.delete")
-    await report_worker(plane.database, "w-1")
-    for method in ("POST", "DELETE"):
-        await call(f"{method} /workers/x/drain", "workers/w-1/drain", "worker.update")
-    assert left == set()
-
-    everything = await entries(plane.database)
-    by_itself = {entry.action for entry in everything if entry.key_id == "system"}
-    assert {"version.ready", "alias.first"} <= by_itself
-    assert logged | by_itself == {entry.action for entry in everything}
-    assert (await verified(plane.database)).broken is None
+    async with recorder(tmp_path) as made:
+        for route in ROUTES:
+            if route.method == "GET" or route.name in STAGES_BYTES:
+                continue
+            async with made.copy() as plane:
+                path, arguments = route.request(made.furnished.values, is_named=True)
+                admin = made.callers["administrator"]
+                answer = await admin.request(route.method, made.url + path, **arguments)
+                assert answer.is_success, (route.name, answer.text)
+                request_id = answer.headers["x-request-id"]
+                key_ids = {
+                    entry.key_id
+                    for entry in await entries(plane.database)
+                    if entry.request_id == request_id
+                }
+                assert key_ids == {admin.headers["authorization"].split("_")[1]}, route.name
+                assert (await verified(plane.database)).broken is None
 
 
 async def test_the_log_is_paged_and_filtered(plane: Plane):

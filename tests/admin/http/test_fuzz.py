@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -16,22 +15,16 @@ import httpx
 import pytest
 import requests
 import schemathesis
+from anyio.from_thread import BlockingPortal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from litestar import Litestar
 from schemathesis import GenerationMode
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi import checks
 
-from admin.app import create_app
-from admin.http.plane import AdminConfig
-from admin.keys.keys import create_key
-from store.database import EVERYTHING, Database
-from store.records import TENANT_SCOPES
-from tests.admin.conftest import PEPPER, write_model
+from tests.admin.calls import make_app
 from tests.admin.dump import dump
-from tests.admin.lifecycle import add_credit, make_ready, report_worker
-from tests.postgres import fresh_database
+from tests.admin.recorded import Recorder, recorder_on_thread
 from tests.scale import scaled
 
 load_all_checks()
@@ -49,12 +42,6 @@ schemathesis.openapi.format(
 )
 
 
-def make_app() -> Litestar:
-    """The same code as that of the served plane, so that each operation is a test of its own."""
-    config = AdminConfig(pepper=PEPPER)
-    return create_app(config, database=None, store=None)  # type: ignore[arg-type]
-
-
 SCHEMA: Any = schemathesis.openapi.from_dict(make_app().openapi_schema.to_schema())
 OPERATIONS = [
     (method, path)
@@ -65,89 +52,37 @@ EXAMPLES = scaled(640, 20_000) // len(OPERATIONS)
 
 
 class World:
-    """A plane in a process of its own, with one thing of each kind that can be asked for."""
+    """A furnished plane on a thread of its own."""
 
-    def __init__(self, dsn: str, url: str, admin_key: str) -> None:
-        self.url = url
+    def __init__(self, portal: BlockingPortal, made: Recorder) -> None:
+        self._portal, self._made, self._copy = portal, made, ExitStack()
+        admin = made.callers["administrator"]
+        self.url, self.known = made.url, made.furnished.values
+        self.headers = {"authorization": admin.headers["authorization"]}
         self.session = requests.Session()
-        self.client = httpx.Client(base_url=url, timeout=30)
-        self.headers = {"authorization": f"Bearer {admin_key}"}
-        self._dsn = dsn
-        self.known: dict[str, str | int] = {}
+        self.client = httpx.Client(base_url=made.url, timeout=30)
 
     def restore(self) -> None:
         """What requests have deleted is there again."""
-        asyncio.run(self._restore())
-
-    async def _restore(self) -> None:
-        made = self._post("models", {"name": "tiny", "digest": "b" * 64})
-        assert made.status_code in (201, 409), made.text
-        database = await Database.connect(self._dsn, sees=EVERYTHING, max_size=1)
-        async with database.transaction() as connection:
-            await connection.execute("DELETE FROM tenants")
-            if not await connection.fetchval("SELECT count(*) FROM usage_credits"):
-                await add_credit(connection, "c1")
-            tenant_id = "ten_000000000000"
-            await connection.execute(
-                "INSERT INTO tenants (id, name) VALUES ($1, 'acme')", tenant_id
-            )
-            await make_ready(connection, tenant_id, "a", "b")
-            key, _ = await create_key(connection, PEPPER, tenant_id, TENANT_SCOPES)
-        await report_worker(database, "worker-1", "b" * 64)
-        await database.close()
-        upload = self._post("uploads", {"bytes": 100, "filename": "a.tar"})
-        self.known = {
-            "tenant": "acme",
-            "key_id": key.id,
-            "name": "bot",
-            "model": "tiny",
-            "alias": "prod",
-            "version": 1,
-            "upload_id": upload.json()["id"],
-            "signing_key_id": "sig_000000000000",
-            "worker_id": "worker-1",
-            "credit_id": "c1",
-        }
+        self._copy.close()
+        manager = self._portal.wrap_async_context_manager(self._made.copy())
+        self._plane = self._copy.enter_context(manager)
 
     def dump(self) -> dict[str, list[str]]:
         """What the database holds, but for when keys were used and what was answered."""
-        return asyncio.run(self._dump())
+        return self._portal.call(partial(dump, self._plane.database, but=("key_uses",)))
 
-    async def _dump(self) -> dict[str, list[str]]:
-        database = await Database.connect(self._dsn, max_size=1)
-        found = await dump(database, but=("key_uses",))
-        await database.close()
-        return found
-
-    def _post(self, path: str, body: dict[str, object]) -> requests.Response:
-        return self.session.post(f"{self.url}/admin/v1/{path}", json=body, headers=self.headers)
+    def close(self) -> None:
+        self._copy.close()
+        self.session.close()
+        self.client.close()
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    store = tmp_path_factory.mktemp("store")
-    write_model(store, "b" * 64)
-    with fresh_database() as dsn:
-        key = asyncio.run(_make_admin_key(dsn))
-        command = [sys.executable, "-m", "tests.admin.serve", dsn, str(store)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            url = process.stdout.readline().strip().removesuffix("/admin/v1")
-            try:
-                world = World(dsn, url, key)
-                with world.session, world.client:
-                    yield world
-                assert process.poll() is None, "the plane has died"
-            finally:
-                process.kill()
-
-
-async def _make_admin_key(dsn: str) -> str:
-    database = await Database.connect(dsn, sees=EVERYTHING, max_size=1)
-    async with database.transaction() as connection:
-        _, key = await create_key(connection, PEPPER, None)
-    await database.close()
-    return key
+    folder = tmp_path_factory.mktemp("world")
+    with recorder_on_thread(folder) as (portal, made), closing(World(portal, made)) as world:
+        yield world
 
 
 @pytest.mark.full

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from admin.http.parameters import parameters
-from tests.admin.http.test_cross_tenant import ROUTES
+from tests.admin.calls import ROUTES
 from tests.admin.http.test_fuzz import World, world
 from tests.hostile import TEXTS, texts
 from tests.scale import scaled
@@ -30,10 +30,10 @@ HEADERS = ("authorization", "x-api-key", "if-match", "idempotency-key", "upload-
 @st.composite
 def hostile_requests(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
     """Method, URL and arguments of a request to some route, with at least one hostile text."""
-    method, path, handler = draw(st.sampled_from(ROUTES))
+    route = draw(st.sampled_from(ROUTES))
     values: dict[str, str] = {}
     query: dict[str, str] = {}
-    for name, place, _ in parameters(handler):
+    for name, place, _ in parameters(route.handler):
         if place == "path":
             values[name] = quote(draw(texts).encode("utf-8", "replace"), safe="") or "x"
         elif place == "query" and draw(st.booleans()):
@@ -49,7 +49,7 @@ def hostile_requests(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
     body["no such field"] = draw(texts)
     content = json.dumps(body) if draw(st.booleans()) else draw(texts.filter(lambda t: t != "{}"))
     arguments = {"params": query, "headers": headers, "content": content.encode("utf-8", "replace")}
-    return method, path.format_map(values), arguments
+    return route.method, route.path.format_map(values), arguments
 
 
 def send(world: World, method: str, url: str, arguments: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ import pytest
 from litestar.routes import HTTPRoute
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from tests.admin.calls import make_app
 from tests.admin.conftest import Plane
-from tests.admin.http.test_fuzz import make_app
 from tests.admin.http.test_routes import problem
 
 APP = make_app()
