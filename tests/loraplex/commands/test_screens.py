@@ -1,11 +1,9 @@
-"""Each list fits into 60, 80 and 120 columns and has tabbed values in a pipe,
-from fixed answers of a server. The list of adapters is compared with `screens/adapter_list.txt`,
-which WRITE_SCREENS=1 rewrites."""
+"""Each list fits into 60, 80 and 120 columns and has tabbed values in a pipe. The list of adapters
+is compared with `screens/adapter_list.txt`, which WRITE_SCREENS=1 rewrites."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import re
@@ -14,72 +12,93 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
+from admin.tenants.tenants import find_tenant
 from loraplex.cli import cli
-from tests.loraplex.commands.answers import answers
+from tests.admin.conftest import Plane
+from tests.admin.lifecycle import add, prove_all, report_worker
+from tests.admin.recorded import Recorder, recorder_on_thread
+from tests.admin.workers.test_workers import STATUS
 
 SCREENS = Path(__file__).parent / "screens"
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 WIDTHS = (60, 80, 120)
+WORKER = "worker-gpu-node-7c9f-41d2"
+ADAPTER = "contract-summariser-of-the-legal-department"
+MODEL = "gemma3-270m-instruction-tuned"
 COMMANDS = {
     "tenant_list": ("tenant", "list"),
     "tenant_show": ("tenant", "show", "acme"),
     "key_list": ("key", "list", "--tenant", "acme"),
     "adapter_list": ("adapter", "list"),
-    "adapter_show": ("adapter", "show", "support-bot", "--tenant", "acme"),
-    "adapter_show_version": ("adapter", "show", "support-bot@2", "--tenant", "acme"),
-    "adapter_history": ("adapter", "history", "support-bot", "--tenant", "acme"),
+    "adapter_show": ("adapter", "show", "bot", "--tenant", "acme"),
+    "adapter_show_version": ("adapter", "show", "bot@2", "--tenant", "acme"),
+    "adapter_history": ("adapter", "history", "bot", "--tenant", "acme"),
     "adapter_rejected": ("adapter", "rejected", "--tenant", "acme"),
     "model_list": ("model", "list"),
-    "model_show": ("model", "show", "smollm2-135m-instruct"),
+    "model_show": ("model", "show", MODEL),
     "workers_list": ("workers", "list"),
-    "workers_show": ("workers", "show", "worker-0"),
+    "workers_show": ("workers", "show", WORKER),
     "quota_show": ("quota", "show", "--tenant", "acme"),
     "price_list": ("price", "list"),
-    "usage": ("usage", "--group-by", "tenant,model,adapter,adapter_version,key"),
+    "usage": (
+        *("usage", "--since", "2026-03-05", "--end", "2026-03-06"),
+        *("--group-by", "tenant,model,adapter,adapter_version,key"),
+    ),
     "usage_credits": ("usage", "credits"),
     "audit_list": ("audit", "list"),
 }
 
 
+async def lengthen(made: Recorder, plane: Plane) -> None:
+    """Adds things with long names, texts and lists."""
+    admin, owner = made.callers["administrator"], made.callers["tenant"]
+    key = {"name": "dashboard of the support team", "models": ["bot@*", MODEL]}
+    model = {"name": MODEL, "digest": "b" * 64, "source": "google/gemma-3-270m-it"}
+    reason = "20.00 was set in place of 0.20, from nine to two, before a review saw it"
+    credit = {"model": "tiny", "input": "0", "output": "0", "reason": reason}
+    span = {"start": "2026-03-05T00:00:00Z", "end": "2026-03-06T00:00:00Z"}
+    for method, path, body in (
+        ("POST", "tenants", {"name": "globex-research-and-development", "sharing_group": "one"}),
+        ("POST", "tenants/acme/keys", key | {"cidrs": ["10.0.0.0/8", "192.168.0.0/16"]}),
+        ("POST", "models", model),
+        ("PUT", f"prices/{MODEL}", {"input": "2.50", "output": "0.000001"}),
+        ("PUT", "usage/credits/c2", credit | span),
+    ):
+        answer = await admin.request(method, path, json=body)
+        assert answer.is_success, answer.text
+    canary = {"canary": {"1": 90, "2": 10}}
+    assert (await owner.put("adapters/bot/aliases/prod", json=canary)).is_success
+    files = {"adapter_config.json": b'{"peft_type": "IA3"}', "adapter_model.safetensors": b"x"}
+    assert (await owner.post("adapters", data={"name": "bot"}, files=files)).status_code == 400
+    async with plane.database.transaction() as connection:
+        tenant = await find_tenant(connection, "globex-research-and-development")
+        await add(connection, tenant.id, "d", name=ADAPTER)
+    await prove_all(plane.database)
+    held = [each | {"digest": "ab"[n % 2] * 64} for n, each in enumerate(STATUS["adapters"])]
+    status = STATUS | {"adapters": held}
+    await report_worker(plane.database, WORKER, "b" * 64, seconds_ago=-3600, **status)
+
+
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """A server that has the fixed answers and no other."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            # As if it were some seconds ago: ages are whole minutes, and stay so until they are
-            # shown, however long the tests before have taken.
-            known = answers(datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=5))
-            found = known.get(self.path.partition("?")[0].removeprefix("/admin/v1/"))
-            body = json.dumps(found or {"error": {"message": self.path}}).encode()
-            self.send_response(200 if found else 404)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-        server.shutdown()
-        thread.join()
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
+    with (
+        recorder_on_thread(tmp_path_factory.mktemp("screens")) as (portal, made),
+        portal.wrap_async_context_manager(made.copy()) as plane,
+    ):
+        portal.call(lengthen, made, plane)
+        yield made
 
 
 @pytest.fixture(autouse=True)
-def environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LORAPLEX_URL", url)
-    monkeypatch.setenv("LORAPLEX_KEY", "lpx_key")
+def environment(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = recorder.callers["administrator"].headers["authorization"]
+    monkeypatch.setenv("LORAPLEX_URL", recorder.url)
+    monkeypatch.setenv("LORAPLEX_KEY", key.removeprefix("Bearer "))
     monkeypatch.setenv("LORAPLEX_DATA_DIR", "/nonexistent")
 
 
