@@ -439,6 +439,7 @@ WHOLE: dict[str, list[dict[str, Any]]] = {
         *CONSTRAINED,
         *VLLM,
         {"max_tokens": None},
+        {"prompt": [{"image": "data:,"}]},
         {"best_of": 3, "n": 2},
         {"prompt_logprobs": 1, "stream": True},
         {"prompt_logprobs": 20, "prompt": ["x" * 100] * 128},
@@ -558,6 +559,7 @@ WHOLE: dict[str, list[dict[str, Any]]] = {
           for form in ("float", "base64")],
         {"input": [""]},
         {"input": ["a", [1]]},
+        {"input": [{"image": "data:,"}]},
         {"input": [[1]] * 2049},
         {"input": [[1] * 20_000] * 14},
         {"input": [[9999]]},
@@ -602,6 +604,8 @@ WHOLE: dict[str, list[dict[str, Any]]] = {
     ],
     "score": [
         {"text_2": "aa"},
+        {"text_1": None, "text_2": None, "queries": "q", "documents": ["a", "b"]},
+        {"text_2": [{"image": "data:,"}]},
         {"text_1": ["q"]},
         {"text_1": ["q", "r"]},
         {"instruction": "Match rhymes"},
@@ -1017,6 +1021,30 @@ def histories() -> Iterator[tuple[str, dict[str, Any]]]:
             yield dialect, {"tools": [tool | more for tool in TOOLED[dialect]["tools"]]}
 
 
+FOREIGN: dict[str, Any] = {
+    "stop": ["x"],
+    "temperature": 0.5,
+    "logprobs": True,
+    "tools": TOOLS,
+    "response_format": {"type": "json_object"},
+    "continue_final_message": True,
+    "stream": True,
+    "n": 2,
+    "images": ["data:,"],
+}
+"""Fields of which each is refused by name where a dialect has none for what it asks for."""
+
+
+def foreign() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields dialect and body of requests with a field of another dialect, or with a model that
+    no worker serves."""
+    for dialect in PATHS:
+        for name, value in FOREIGN.items():
+            yield dialect, {name: value}
+        for model in ("elsewhere", "support-bot@7", "support-bot@staging"):
+            yield dialect, {"model": model}
+
+
 def cases() -> Iterator[tuple[str, str, dict[str, Any], Script]]:
     """Yields name, path, body and what the worker says of each case."""
     usual = say("hello", per_step=1000)
@@ -1035,6 +1063,8 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any], Script]]:
     for dialect, variants in WHOLE.items():
         for number, body in enumerate(variants):
             yield _case(f"{dialect} once", number, dialect, body, usual)
+    for number, (dialect, body) in enumerate(foreign()):
+        yield _case(f"{dialect} foreign", number, dialect, body, usual)
     for number, (dialect, body) in enumerate(histories()):
         yield _case(f"{dialect} history", number, dialect, body, usual)
     for number, (path, body) in enumerate(OTHERS):
