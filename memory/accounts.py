@@ -96,41 +96,36 @@ class Ask:
     level of all others evicts its own items.
     """
 
-    def __init__(
-        self, holdings: Holdings, name: str, amount: int, *, is_first: bool, spare: int = 0
-    ) -> None:
+    def __init__(self, holdings: Holdings, name: str, amount: int, *, is_first: bool) -> None:
         """is_first: whether the account uses no other item of the requested kind, such as pages or
         adapters. If so, items of any account may be evicted for the request, in the usual order of
-        eviction, so that the account never starves. spare: amount that the account could evict from
-        its own items."""
+        eviction, so that the account never starves."""
         self._holdings = holdings
         self.name = name
         self._amount = amount
         self._is_first = is_first
-        self._spare = spare
 
-    def priority(self, *names: str) -> float:
-        """Returns the eviction priority of an item that is charged to the accounts `names`. Items
-        with the lowest priority are evicted first."""
+    def priority(self, names: Iterable[str]) -> float:
+        """Returns the eviction priority of an item that is charged to the accounts. Items with the
+        lowest priority are evicted first."""
         return max((-self._level(name) for name in names), default=-math.inf)
 
-    def may_take(self, *names: str) -> bool:
-        """Whether this request may evict an item that is charged to the accounts `names`."""
+    def may_take(self, names: Iterable[str]) -> bool:
+        """Whether this request may evict an item that is charged to the accounts."""
         return self._is_first or all(
             name == self.name or self._level(name) > self._level(self.name) for name in names
         )
 
-    def most(self, name: str) -> float:
-        """Returns the largest amount that may be evicted from the account for this request."""
+    def most(self, name: str, spare: int) -> float:
+        """Returns the largest amount that may be evicted from the account for this request. spare:
+        amount that the requesting account can evict from its own items."""
         if self._is_first or name == self.name:
             return math.inf
-        holdings, weight = self._holdings, self._holdings.accounts.weight(name)
-        if holdings.level(name) <= holdings.level(self.name, self._amount - self._spare):
+        holdings, amount = self._holdings, self._amount - spare
+        if holdings.level(name) <= holdings.level(self.name, amount):
             return 0.0
-        if not weight:
-            return math.inf
-        own = holdings.held.get(self.name, 0) + self._amount - self._spare
-        return holdings.held[name] - weight * own / holdings.accounts.weight(self.name)
+        own = (holdings.held.get(self.name, 0) + amount) / holdings.accounts.weight(self.name)
+        return holdings.held[name] - holdings.accounts.weight(name) * own
 
     def _level(self, name: str) -> float:
         return self._holdings.level(name, self._amount if name == self.name else 0)

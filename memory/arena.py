@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
+from threading import Lock
 
 from memory.accounts import Accounts, Holdings
 from memory.errors import require
@@ -52,6 +54,11 @@ class Arena:
                 f"adapters need {adapter_floor_bytes} bytes or more ({self.adapter_floor} extents) "
                 f"and may have {ceiling_bytes} ({self.adapter_ceiling} extents of {extent_bytes})"
             )
+        self.lock = Lock()
+        """Must be held while reading or changing the owners of the arena's bytes. The engine thread
+        does not hold this lock while it computes a step, because bytes in use are never evicted."""
+        self.num_caches = 0
+        """Number of KV caches that use the arena."""
         self.bytes_held = Holdings(Accounts(clock))
         """Bytes of KV pages and adapters, by account."""
         self._all = (1 << self.num_extents) - 1
@@ -153,6 +160,16 @@ class Arena:
         require(not mask & ~self._adapters, f"extents {extents} are not all adapter extents")
         self._adapters ^= mask
         self._free |= mask
+
+    def trial(self) -> Arena:
+        """Returns a copy. Changes of the copy have no effect here."""
+        trial = copy(self)
+        trial.bytes_held = Holdings(self.bytes_held.accounts, self.bytes_held.held.items())
+        trial._kv = dict(self._kv)
+        return trial
+
+    def kv_owner(self, extent: int) -> str:
+        return self._kv[extent]
 
     def kv_extents(self, owner: str) -> set[int]:
         return {extent for extent, name in self._kv.items() if name == owner}

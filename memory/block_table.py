@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from memory.accounts import NO_TENANT, Ask, Tenant
+from memory.accounts import NO_TENANT, Tenant
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from memory.prefix_cache import Image
@@ -26,9 +26,8 @@ class BlockTable:
         self.tenant = tenant
         self.pages: list[int] = []
         self.num_committed = 0
-        self._num_matched = self._num_used = 0
-        """`_num_matched`: number of pages that `match_prefix` added. `_num_used`: number of pages
-        that `free` records as reused. It is 0 until `grow` succeeds, and then `_num_matched`."""
+        self._has_grown = False
+        """Whether `grow` succeeded since the table was empty. If not, no step used its pages."""
         self._image: Image | None = None
         self._duplicates: dict[int, int] = {}
         """Cached pages with the same content as private pages, by the private page's index. The
@@ -38,12 +37,16 @@ class BlockTable:
         """Makes `num_pages` pages free for `grow`, evicting idle items that may be evicted for the
         tenant. Returns False if too few can be freed. num_beside: number of additional pages to
         free for other sequences."""
-        ask = self._ask(num_pages)
-        return self._kv.source.make_room(self._kv.idle, num_pages + num_beside, ask)
+        return self._kv.source.make_room(
+            *(self._kv.idle, self.tenant, num_pages),
+            num_beside=num_beside,
+            is_first=self._is_first,
+        )
 
     def may_displace(self, other: BlockTable) -> bool:
         """Whether idle pages of the table `other` could be evicted for this table."""
-        return self._ask(1).may_take(other.tenant.name)
+        tenants = self.tenant, other.tenant
+        return self._kv.source.may_displace(self._kv.idle, *tenants, is_first=self._is_first)
 
     def use_image(self, image: Image) -> None:
         """Sets the adapter image of the sequence, before the table gets pages. Evicts cached pages
@@ -79,7 +82,7 @@ class BlockTable:
         assert not self.pages, "match_prefix on a table that has pages"
         self.pages = self._kv.prefix_cache.match(keys[: max(max_tokens, 0) // PAGE_TOKENS])
         self._count(bool(self.pages))
-        self.num_committed = self._num_matched = len(self.pages)
+        self.num_committed = len(self.pages)
         return len(self.pages) * PAGE_TOKENS
 
     def grow(self, num_tokens: int) -> bool:
@@ -93,7 +96,7 @@ class BlockTable:
                 return False
             self._count(not self.pages)
             self.pages += pages
-        self._num_used = self._num_matched
+        self._has_grown = True
         return True
 
     def commit(self, keys: Sequence[bytes]) -> None:
@@ -116,17 +119,18 @@ class BlockTable:
 
     def free(self) -> None:
         """Releases all pages. Cached pages become idle once no other sequence holds them."""
-        self._kv.prefix_cache.release(self.held_pages, self._num_used)
+        self._kv.prefix_cache.release(self.held_pages, was_used=self._has_grown)
         self._count(-bool(self.pages))
         self.pages, self._duplicates = [], {}
-        self._num_matched = self._num_used = self.num_committed = 0
+        self.num_committed = 0
+        self._has_grown = False
         self._image = None
 
     def _count(self, change: int) -> None:
         """Adds `change` to the number of the tenant's tables that have pages."""
         self._kv.tables.charge(self.tenant.name, change)
 
-    def _ask(self, num_pages: int) -> Ask:
-        """Returns a request for pages, with `is_first` if the tenant's other tables are empty."""
-        is_first = self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)
-        return self._kv.ask(num_pages, self.tenant, is_first=is_first)
+    @property
+    def _is_first(self) -> bool:
+        """Whether the tenant's other tables are empty."""
+        return self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)

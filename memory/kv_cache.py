@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from memory.accounts import NO_TENANT, Ask, Holdings, Tenant
+from memory.accounts import Holdings
 from memory.arena import Arena
 from memory.page_source import OwnPages, PageSource
 from memory.pages import PagePool
@@ -35,8 +35,9 @@ class KVCache:
         self.idle = self.prefix_cache.idle
         self.source = source or OwnPages()
         self._leave_source = self.source.add_cache(self.idle)
-        self.lock = self.source.lock
+        self.lock = arena.lock
         """Lock of the arena, shared by all KV caches of the arena."""
+        arena.num_caches += 1
         self.tables = Holdings(arena.bytes_held.accounts)
         """Number of block tables with pages, by tenant."""
 
@@ -51,18 +52,16 @@ class KVCache:
         """Number of used plus free pages. Changes as extents move to and from other owners."""
         return self.pool.num_used + self.pool.num_free
 
-    def ask(self, num_pages: int, tenant: Tenant, *, is_first: bool) -> Ask:
-        """Records a request of the tenant for `num_pages` pages. Returns the request, which decides
-        what may be evicted. is_first: whether the tenant's other sequences have no pages here."""
-        bytes_held, page_bytes = self._arena.bytes_held, self.pool.page_bytes
-        bytes_held.accounts.note(tenant)
-        spare = self.idle.num_of(tenant.name) * page_bytes
-        return Ask(bytes_held, tenant.name, num_pages * page_bytes, is_first=is_first, spare=spare)
+    @property
+    def is_shared(self) -> bool:
+        """Whether other caches use the arena, too."""
+        return self._arena.num_caches > 1
 
     def close(self) -> None:
         """Frees idle pages and unregisters the cache from its `PageSource`. Keeps pages in use."""
-        self.idle.evict(self.idle.num_pages, self.ask(0, NO_TENANT, is_first=True))
+        self.idle.evict_all()
         self._leave_source()
+        self._arena.num_caches -= 1
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """Raises IntegrityError unless every page is in exactly one state and has one reference for
@@ -73,4 +72,3 @@ class KVCache:
         self._arena.check_integrity()
         self.pool.check_integrity()
         self.prefix_cache.check_integrity(held)
-        self.source.check_integrity()

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from memory.errors import require
-from memory.eviction.idle_pages import CachedPage, IdlePages
+from memory.idle_pages import CachedPage, IdlePages
 from memory.pages import PagePool
-from memory.reuse import Reuse
 
 MAX_CHANGES = 1 << 16
 """Maximum number of changes that a journal keeps."""
@@ -92,15 +91,13 @@ class PrefixCache:
             before = page
         return cached
 
-    def release(self, pages: Sequence[int], num_matched: int = 0) -> None:
+    def release(self, pages: Sequence[int], *, was_used: bool = True) -> None:
         """Releases one reference to each page, last page first. An uncached page without references
-        becomes free. Records a reuse of each of the first `num_matched` pages."""
+        becomes free. was_used: whether the pages were used, and not only looked for."""
         now = self._clock()
-        for page in pages[:num_matched]:
-            self.idle.reuse.record_match(self._by_id[page], now)
         for page in reversed(pages):
             if self._pool.release(page) == 1 and page in self._by_id:
-                self.idle.add(self._by_id[page], now)
+                self.idle.add(self._by_id[page], now, was_used=was_used)
 
     def use_image(self, image: Image) -> None:
         """Evicts the adapter's pages if another image computed them, for example a damaged one that
@@ -112,21 +109,19 @@ class PrefixCache:
 
     def _retain(self, page: CachedPage) -> None:
         self._pool.retain(page.id)
-        if page.idle_order:
+        if page.is_idle:
             self.idle.remove(page, self._clock())
 
     def _add(
         self, key: bytes, page_id: int, parent: CachedPage | None, image: Image | None
     ) -> CachedPage:
-        now = self._clock()
         account = self._pool.account_of(page_id)
         adapter = None if image is None else image.adapter
-        page = CachedPage(key, page_id, account, adapter, parent, Reuse(1.0, now))
+        page = CachedPage(key, page_id, account, adapter, parent)
         if image is not None:
             checksum, pages = self._of_adapter.setdefault(image.adapter, (image.checksum, set()))
             require(checksum == image.checksum, f"two images of {image.adapter} compute pages")
             pages.add(page)
-        self.idle.reuse.add(page, now)
         self._pool.retain(page_id)
         self._by_key[key] = self._by_id[page_id] = page
         self.journal.record(key, is_added=True)
@@ -158,7 +153,7 @@ class PrefixCache:
             if parent is not None:
                 require(self._by_key.get(parent.key) is parent, f"page {page.id} lost its parent")
                 require(page in parent.children, f"page {page.id} is unknown to its parent")
-                is_under_idle = parent.idle_order and not page.idle_order
+                is_under_idle = parent.is_idle and not page.is_idle
                 require(not is_under_idle, f"used page {page.id} after idle {parent.id}")
         adapted = {(p.adapter, p) for p in self._by_id.values() if p.adapter is not None}
         filed = {(name, page) for name, (_, each) in self._of_adapter.items() for page in each}

@@ -149,6 +149,15 @@ def test_rooms_import_only_what_is_below(package: str) -> None:
     assert crossings(package) == known
 
 
+def test_the_core_does_not_know_how_memory_is_evicted() -> None:
+    """It evicts through `PageSource`."""
+    for module in source_tree().sources:
+        if re.fullmatch(r"memory\.\w+", module) or is_within(module, "workers.scheduling"):
+            for name in source_tree().imports[module]:
+                is_eviction = is_within(name, "memory.eviction")
+                assert not is_eviction or module == "memory.eviction", f"{module} imports {name}"
+
+
 def test_no_drawers() -> None:
     drawers = {"utils", "util", "common", "helpers", "misc"}
     assert not [name for name in source_tree().sources if drawers & set(name.split("."))]

@@ -16,7 +16,7 @@ LINES = {
     "gateway": 20_600,
     "k8s": 2_150,
     "loraplex": 10_290,
-    "memory": 2_400,
+    "memory": 2_270,
     "migrations": 1_660,
     "ops": 7_900,
     "sandbox": 330,

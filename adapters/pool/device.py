@@ -17,7 +17,6 @@ from memory.accounts import Ask, Holdings, Tenant
 from memory.errors import require
 from memory.eviction.adapter_memory import AdapterMemory, Placement
 from memory.eviction.broker import MemoryBroker, Refusals
-from memory.eviction.loss import Idle
 from ops.base import AdapterTables, Ops
 
 
@@ -183,11 +182,11 @@ class DeviceTier:
             entry.placement = entry.slot = None
         entry.forget()
 
-    def idle(self, *, with_awaited: bool) -> Mapping[Placement, Idle]:
+    def idle(self, *, with_awaited: bool) -> Mapping[Placement, float]:
         """Returns the adapters that may be evicted (see `AdapterHolder.idle`)."""
         now = self._clock()
         return {
-            placement: Idle((entry.account,), entry.device_loss_s(now))
+            placement: entry.device_loss_s(now)
             for placement, entry in self.resident.items()
             if entry.is_idle and (with_awaited or not entry.is_awaited)
         }
@@ -202,9 +201,9 @@ class DeviceTier:
         with the most slots relative to its weight. Returns False if no adapter may be evicted."""
         ask = self._ask_for_slot(account, is_first=is_first)
         losses = {
-            placement: (ask.priority(*lost.accounts), lost.cost_s / placement.num_bytes)
-            for placement, lost in self.idle(with_awaited=False).items()
-            if ask.may_take(*lost.accounts)
+            placement: (ask.priority([account]), cost_s / placement.num_bytes)
+            for placement, cost_s in self.idle(with_awaited=False).items()
+            if ask.may_take([account := self.resident[placement].account])
         }
         if losses:
             self.evict(min(losses, key=losses.__getitem__))
@@ -216,7 +215,7 @@ class DeviceTier:
         asks = [Ask(self._broker.bytes_held, entry.account, entry.image_bytes, is_first=is_first)]
         if not self.slots.num_free:
             asks.append(self._ask_for_slot(entry.account, is_first=is_first))
-        return all(ask.may_take(other.account) for ask in asks)
+        return all(ask.may_take([other.account]) for ask in asks)
 
     def check_integrity(self, entries: Collection[AdapterEntry]) -> None:
         """Raises IntegrityError unless slots, placements, tables and leases agree."""
@@ -236,6 +235,7 @@ class DeviceTier:
         serving = {e.slot for e in placed.values() if e.slot is not None and e.is_ready}
         self.slots.check_integrity(slots, serving)
         self.placements.check_integrity()
+        self._broker.check_integrity()
 
     def _is_first(self, account: str) -> bool:
         """Whether none of the account's adapters on the device is leased, loading or awaited."""

@@ -63,7 +63,7 @@ class HostTier:
             entry.image_bytes,
             lambda other: self._worth_per_byte(other, ask),
             gives_way=lambda other, worth: (
-                other.loading is None and worth <= own and ask.may_take(other.account)
+                other.loading is None and worth <= own and ask.may_take([other.account])
             ),
         )
 
@@ -78,7 +78,7 @@ class HostTier:
 
     def _worth_per_byte(self, entry: AdapterEntry, ask: Ask) -> tuple[bool, float, float]:
         loss_s = _loss_s(entry, self._clock())
-        return entry.needs_copy, ask.priority(entry.account), loss_s / entry.image_bytes
+        return entry.needs_copy, ask.priority([entry.account]), loss_s / entry.image_bytes
 
     def check_integrity(self, known: dict[str, AdapterEntry]) -> None:
         """Raises IntegrityError if the images that the tier stores for a pool differ from the

@@ -69,6 +69,34 @@ class AdapterMemory:
         """Free bytes inside adapter extents."""
         return self._holes.size * UNIT_BYTES
 
+    @property
+    def needs_extents(self) -> bool:
+        """Whether adapters could use more extents than are free."""
+        return self._num_addable > self._arena.num_free
+
+    @property
+    def num_free_bytes(self) -> int:
+        """Bytes that adapters can still use, in holes and in free extents."""
+        num_extents = min(self._num_addable, self._arena.num_free)
+        return self.num_hole_bytes + num_extents * self._arena.extent_bytes
+
+    @property
+    def _num_addable(self) -> int:
+        """Number of extents by which the adapters may grow."""
+        return self._arena.adapter_ceiling - self._arena.num_adapter_extents
+
+    def trial(self) -> AdapterMemory:
+        """Returns a copy, in a copy of the arena. Changes of the copy have no effect here."""
+        trial = AdapterMemory(self._arena.trial())
+        for hole in self._holes:
+            trial._holes.add(*hole)
+        trial._placements = dict(self._placements)
+        return trial
+
+    def free_extent(self, extent: int) -> None:
+        """Frees an extent of KV pages. Only for trials."""
+        self._arena.free_kv(extent, self._arena.kv_owner(extent))
+
     @staticmethod
     def rounded(num_bytes: int) -> int:
         """Rounds a size in bytes up to whole units."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
-from threading import Lock
+from heapq import heapify, heappop, heappush
+from itertools import chain, pairwise
+from math import ceil, inf
 from typing import NamedTuple, Protocol
 
-from memory.accounts import NO_TENANT, Ask, Holdings
+from memory.accounts import NO_TENANT, Ask, Holdings, Tenant
 from memory.arena import Arena
 from memory.errors import require
 from memory.eviction.adapter_memory import AdapterMemory, Placement
-from memory.eviction.idle_pages import IdlePages
-from memory.eviction.loss import NO_LIMIT, Idle, Item, Loss, by_loss
+from memory.idle_pages import IdlePages
 
 MARGIN = 2.0
 """Factor by which an item of another cache or kind (KV or adapters) must be cheaper than an own
@@ -22,9 +22,57 @@ item to be evicted instead. Without this factor, two owners of equally valuable 
 each other's items in turn."""
 RETRY_S = 0.25
 """Seconds after which an adapter for which there was no room is tried again in any case."""
+SLACK = 1.25
+"""Maximum ratio of the chosen item's cost to the lowest cost. Finding the exact minimum takes far
+longer."""
 LOOK_HOLDS = 32
 """Number of further requests for pages for which a cache uses the result of one scan of other
-owners' idle items, which are pages of other caches and adapters."""
+owners' idle items, which are pages of other caches and adapters. With a full cache of 4,000 pages,
+a scan for each page took 12 ms per page instead of 0.8 ms."""
+
+
+class Loss(NamedTuple):
+    """Sort key of items that may be evicted. priority: eviction priority of the accounts that would
+    lose something (see `Ask.priority`). cost_s: seconds to make the item again, times its expected
+    reuse, per byte."""
+
+    priority: float
+    cost_s: float
+
+
+class Item(NamedTuple):
+    """Idle adapters or pages that are evicted together. key: the adapter's placement, or the number
+    of the extent that becomes free. accounts: accounts that lose something. cost_s: seconds to make
+    the item again, times its expected reuse. exact: function that returns the accounts and the cost
+    including pages in other extents that must be evicted, too, because they follow the item's
+    pages. None if there are no such pages."""
+
+    key: Placement | int
+    accounts: Collection[str]
+    num_bytes: int
+    cost_s: float
+    evict: Callable[[], None]
+    exact: Callable[[], tuple[Collection[str], float]] | None = None
+
+    def loss(self, ask: Ask) -> Loss:
+        return Loss(ask.priority(self.accounts), self.cost_s / self.num_bytes)
+
+
+def by_loss(items: Iterable[Item], ask: Ask) -> Iterator[Item]:
+    """Yields the items with their exact costs, in order of their loss. Costs may be out of order by
+    a factor of up to `SLACK`. Computes the exact loss only of items that may be next."""
+    heap = [(item.loss(ask), number, item) for number, item in enumerate(items)]
+    heapify(heap)
+    while heap:
+        _, number, item = heappop(heap)
+        if item.exact is not None:
+            accounts, cost_s = item.exact()
+            item = item._replace(accounts=accounts, cost_s=cost_s, exact=None)
+            loss = item.loss(ask)
+            if heap and loss > (heap[0][0].priority, SLACK * heap[0][0].cost_s):
+                heappush(heap, (loss, number, item))
+                continue
+        yield item
 
 
 class AdapterHolder(Protocol):
@@ -33,9 +81,10 @@ class AdapterHolder(Protocol):
     num_evictions: int
     """Number of adapters evicted so far."""
 
-    def idle(self, *, with_awaited: bool) -> Mapping[Placement, Idle]:
+    def idle(self, *, with_awaited: bool) -> Mapping[Placement, float]:
         """Returns the adapters that may be evicted, because they are neither leased, loading nor
-        pinned. with_awaited: whether to include adapters that a caller is about to lease."""
+        pinned, with the cost of evicting each, in seconds. with_awaited: whether to include
+        adapters that a caller is about to lease."""
         ...
 
     def evict(self, placement: Placement) -> None:
@@ -46,8 +95,7 @@ class AdapterHolder(Protocol):
 class MemoryBroker:
     """`PageSource` that chooses the items to evict among all caches and adapters. It evicts from
     the account that holds the most for its weight (see accounts.py). Within an account, it evicts
-    the pages or adapters whose loss costs least per byte. The cost of a loss is the seconds to make
-    the item again, times the item's expected reuse.
+    the pages or adapters whose loss costs least per byte.
 
     KV pages are evicted one by one for their own model, and by whole extents for other models and
     for adapters. Adapters are evicted one by one. The adapters' floor and ceiling (see `Arena`)
@@ -56,9 +104,7 @@ class MemoryBroker:
 
     def __init__(self, arena: Arena, adapters: AdapterMemory) -> None:
         """adapters: memory of the adapters of all models, in the same arena."""
-        self.lock = Lock()
-        """Must be held while reading or changing the owners of the arena's bytes. The engine thread
-        does not hold this lock while it computes a step, because bytes in use are never evicted."""
+        self.lock = arena.lock
         self.bytes_held = arena.bytes_held
         self._arena = arena
         self._adapters = adapters
@@ -68,7 +114,7 @@ class MemoryBroker:
 
     def add_cache(self, idle: IdlePages) -> Callable[[], None]:
         """Implements `PageSource.add_cache`."""
-        self._caches[idle] = _Look(0)
+        self._caches[idle] = _Look()
         return partial(self._caches.__delitem__, idle)
 
     def add_holder(self, holder: AdapterHolder) -> Callable[[], None]:
@@ -78,61 +124,104 @@ class MemoryBroker:
         return partial(self.holders.remove, holder)
 
     @property
-    def is_shared(self) -> bool:
-        return len(self._caches) > 1
-
-    @property
     def num_evictions(self) -> int:
         """Number of adapters of all models that have been evicted so far."""
         return sum(holder.num_evictions for holder in self.holders)
 
-    def make_room(self, idle: IdlePages, num_pages: int, ask: Ask) -> bool:
+    def may_displace(
+        self, idle: IdlePages, tenant: Tenant, other: Tenant, *, is_first: bool
+    ) -> bool:
+        """Implements `PageSource.may_displace`."""
+        return self._ask(idle, tenant, 1, is_first=is_first).may_take([other.name])
+
+    def make_room(
+        self,
+        idle: IdlePages,
+        tenant: Tenant,
+        num_pages: int,
+        *,
+        num_beside: int = 0,
+        is_first: bool = False,
+    ) -> bool:
         """Implements `PageSource.make_room`. If it returns False, it has usually evicted nothing.
         It may have evicted some items if it could free fewer extents than it had estimated."""
         pool = idle.pool
-        if num_pages <= pool.num_free or self._evict_own(idle, num_pages - pool.num_free, ask):
+        ask = self._ask(idle, tenant, num_pages, is_first=is_first)
+        num_pages += num_beside
+        if num_pages <= pool.num_free:
             return True
-        others = [
+        spare = idle.num_of(tenant.name) * pool.page_bytes
+        num_own = sum(
+            ceil(min(ask.most(name, spare) / pool.page_bytes, idle.num_of(name)))
+            for name in idle.accounts
+        )
+        look = self._caches[idle]
+        if look.uses_left and num_pages <= pool.num_free + num_own:
+            self._caches[idle] = look._replace(uses_left=look.uses_left - 1)
+            self._evict_pages(idle, num_pages, ask, look.limit(ask))
+            if num_pages <= pool.num_free:
+                return True
+        items = [
             item
             for item in self._extents(without=idle)
-            if all(ask.most(name) > 0 for name in item.lost.accounts)
+            if all(ask.most(name, spare) > 0 for name in item.accounts)
         ]
-        num_own = idle.num_evictable(ask)
-        if num_pages > pool.num_free + num_own + len(others) * pool.pages_per_extent:
+        num_others = len(items) * pool.pages_per_extent
+        if num_pages > pool.num_free + num_own + num_others:
             return False
-        for loss, item in by_loss(others, ask):
-            limit = Loss(loss.priority, MARGIN * loss.cost_s)
-            idle.evict(num_pages - pool.num_free, ask, limit)
-            accounts = item.exact().accounts
-            if num_pages <= pool.num_free:
-                self._caches[idle] = _Look(LOOK_HOLDS, accounts, limit.cost_s)
-                return True
-            if ask.may_take(*accounts):
-                item.evict()
-        idle.evict(num_pages - pool.num_free, ask)
         self._caches[idle] = _Look(LOOK_HOLDS)
+        for item in by_loss(items, ask):
+            look = _Look(LOOK_HOLDS, item.accounts, MARGIN * item.cost_s / item.num_bytes)
+            self._evict_pages(idle, num_pages, ask, look.limit(ask))
+            if num_pages <= pool.num_free:
+                self._caches[idle] = look
+                return True
+            if ask.may_take(item.accounts):
+                item.evict()
+        self._evict_pages(idle, num_pages, ask, _Look().limit(ask))
         return num_pages <= pool.num_free
 
-    def _evict_own(self, idle: IdlePages, num_pages: int, ask: Ask) -> bool:
-        """Evicts `num_pages` pages of the cache itself, without a new scan of other owners' items.
-        Compares each page with the cheapest item that the last scan found. A page is evicted if its
-        account has a lower eviction priority than the item, or if the priorities are equal and the
-        page costs at most `MARGIN` times as much per byte as the item. Returns False if too few
-        pages were evicted, or if a new scan is due. A scan visits every idle item: with a full
-        cache of 4,000 pages, a scan for each page took 12 ms per page instead of 0.8 ms."""
-        look = self._caches[idle]
-        if not look.uses_left or num_pages > idle.num_evictable(ask):
-            return False
-        self._caches[idle] = look._replace(uses_left=look.uses_left - 1)
-        limit = Loss(ask.priority(*look.accounts), look.cost_s) if look.accounts else NO_LIMIT
-        return idle.evict(num_pages, ask, limit) == num_pages
+    def _ask(self, idle: IdlePages, tenant: Tenant, num_pages: int, *, is_first: bool) -> Ask:
+        """Records and returns a request for pages."""
+        self.bytes_held.accounts.note(tenant)
+        num_bytes = num_pages * idle.pool.page_bytes
+        return Ask(self.bytes_held, tenant.name, num_bytes, is_first=is_first)
+
+    def _evict_pages(self, idle: IdlePages, num_free: int, ask: Ask, limit: Loss) -> None:
+        """Evicts pages of one cache until `num_free` pages are free in its pool. Evicts from the
+        account with the lowest eviction priority, and there the least recently used page first.
+        Pages whose loss is greater than the limit, and pages that may not be evicted for the
+        request, stay."""
+        turns: dict[str, _Turn] = {}
+        heap: list[_Turn] = []
+
+        def take_turn(account: str) -> None:
+            """Adds the account's next page. A page that was added before is no longer valid."""
+            if (page := idle.oldest(account)) is not None:
+                cost_s = idle.loss_s(page) / idle.pool.page_bytes
+                turns[account] = ask.priority([account]), account != ask.name, cost_s, account
+                heappush(heap, turns[account])
+
+        for account in idle.accounts:
+            take_turn(account)
+        while idle.pool.num_free < num_free and heap:
+            turn = heappop(heap)
+            priority, _, cost_s, account = turn
+            page = idle.oldest(account)
+            if page is None or turn is not turns[account]:
+                continue
+            if (priority, cost_s) > limit or not ask.may_take([account]):
+                return
+            idle.evict(page)
+            for name in {account} if page.parent is None else {account, page.parent.account}:
+                take_turn(name)
 
     def allocate_adapter(
         self, ends: Sequence[int], account: str = NO_TENANT.name, *, is_first: bool = False
     ) -> Placement | None:
-        """Allocates memory for an adapter, evicting the items of least loss. Returns None if too
-        little may be evicted. ends: byte positions in the image at which its factors end. is_first:
-        whether the account uses no other adapter."""
+        """Allocates memory for an adapter, evicting the items of least loss. Returns None, having
+        evicted nothing, if too little may be evicted. ends: byte positions in the image at which
+        its factors end. is_first: whether the account uses no other adapter."""
         placement = self._adapters.allocate(ends, account)
         if placement is not None:
             return placement
@@ -140,27 +229,22 @@ class MemoryBroker:
         # copy, the second eviction for a request could be refused after the first was made.
         now = Holdings(self.bytes_held.accounts, self.bytes_held.held.items())
         ask = Ask(now, account, self._adapters.rounded(ends[-1]), is_first=is_first)
-        for victims in self._victims(ends, ask):
-            for item in victims:
-                item.evict()
-            placement = self._adapters.allocate(ends, account)
-            if placement is not None:
-                return placement
-        return None
+        for item in self._victims(ends, ask):
+            item.evict()
+        return self._adapters.allocate(ends, account)
 
     def allocate_weights(self, owner: str, num_extents: int) -> int:
         """Allocates up to `num_extents` more extents to the owner, evicting idle items. Returns the
         number allocated. More extents may become available when items that are in use become
         idle."""
         missing = num_extents - self._arena.allocate_weights(owner, num_extents)
-        if not missing:
-            return num_extents
         at_any_cost = Ask(self.bytes_held, NO_TENANT.name, 0, is_first=True)
-        for _, item in by_loss(self._extents(), at_any_cost):
-            item.evict()
-            missing -= self._arena.allocate_weights(owner, missing)
+        items = self._extents() if missing else []
+        for item in by_loss(items, at_any_cost):
             if not missing:
                 break
+            item.evict()
+            missing -= self._arena.allocate_weights(owner, missing)
         return num_extents - missing
 
     def levels(self) -> tuple[int, int, int]:
@@ -177,99 +261,87 @@ class MemoryBroker:
         charged = self.bytes_held.held
         require(held == charged, f"accounts hold {held}, charged are {charged}")
 
-    def _placed(self, *, for_adapter: bool) -> dict[Placement | int, Item]:
-        """Returns the idle adapters as evictable items, by placement. for_adapter: whether another
-        adapter needs the memory. If so, adapters that a caller is about to lease are left out, and
-        costs are divided by `MARGIN`, so that adapters are evicted before pages of similar cost."""
+    def _placed(self, *, for_adapter: bool) -> dict[Placement, Item]:
+        """Returns the idle adapters. for_adapter: whether another adapter needs the memory. If so,
+        adapters that a caller is about to lease are left out, and costs are divided by `MARGIN`, so
+        that adapters are evicted before pages of similar cost."""
         margin = MARGIN if for_adapter else 1.0
-        return {
-            placement: _exact_item(
-                placement.num_bytes,
-                Idle(lost.accounts, lost.cost_s / margin),
-                partial(holder.evict, placement),
-            )
-            for holder in self.holders
-            for placement, lost in holder.idle(with_awaited=not for_adapter).items()
-        }
+        found: dict[Placement, Item] = {}
+        for holder in self.holders:
+            for placement, cost_s in holder.idle(with_awaited=not for_adapter).items():
+                accounts = [self._adapters.account_of(placement)]
+                evict = partial(holder.evict, placement)
+                size = placement.num_bytes
+                found[placement] = Item(placement, accounts, size, cost_s / margin, evict)
+        return found
 
     def _paged(self, without: IdlePages | None = None) -> dict[int, Item]:
-        """Returns, as evictable items, the extents of KV pages in which no sequence uses a page.
-        Leaves out the extents of the cache `without`."""
+        """Returns the extents of KV pages in which no sequence uses a page. Leaves out the extents
+        of the cache `without`."""
         size = self._arena.extent_bytes
         return {
-            extent: Item(size, lost, partial(idle.lost_with, extent), partial(idle.drain, extent))
+            extent: Item(
+                *(extent, idle.accounts_in(extent), size, cost_s, partial(idle.drain, extent)),
+                exact=partial(idle.lost_with, extent),
+            )
             for idle in self._caches
             if idle is not without
-            for extent, lost in idle.drainable().items()
+            for extent, cost_s in idle.drainable().items()
         }
 
     def _extents(self, without: IdlePages | None = None) -> list[Item]:
-        """Returns the extents that can be freed for KV or weights, as evictable items."""
+        """Returns the extents that can be freed for KV or weights."""
         size = self._arena.extent_bytes
         items = [*self._paged(without).values()]
         placed = self._placed(for_adapter=False)
         for extent, placements in self._adapters.by_extent().items():
             if self._arena.is_for_kv(extent) and placed.keys() >= set(placements):
-                accounts = [name for each in placements for name in placed[each].lost.accounts]
+                accounts = [name for each in placements for name in placed[each].accounts]
                 # Evicting an adapter frees all of its extents, so each extent bears a share of the
                 # cost.
-                shares = (
-                    placed[each].lost.cost_s * min(1.0, size / each.num_bytes)
-                    for each in placements
-                )
-                lost = Idle(accounts, sum(shares))
-                items.append(_exact_item(size, lost, partial(_evict_all, placements, placed)))
+                shares = (placed[p].cost_s * min(1.0, size / p.num_bytes) for p in placements)
+                evict = partial(_evict_all, placements, placed)
+                items.append(Item(extent, accounts, size, sum(shares), evict))
         return items
 
-    def _victims(self, ends: Sequence[int], ask: Ask) -> Iterator[list[Item]]:
-        """Yields lists of items. The caller evicts one list after the other until the image fits.
-        If a factor needs adjacent extents, the first list frees adjacent extents. The next list
-        frees the bytes that are still missing, by evicting the items of least loss. The image may
-        not fit even then, because it can be cut only between factors. Therefore each later list has
-        one more item. Yields nothing if evicting all items would not make enough room."""
-        arena, size = self._arena, self._arena.extent_bytes
-        items = self._placed(for_adapter=True) | self._paged()
-        items = {key: item for key, item in items.items() if ask.may_take(*item.lost.accounts)}
-        placed = {item for key, item in items.items() if isinstance(key, Placement)}
-        num_new = arena.adapter_ceiling - arena.num_adapter_extents
-        # Evicting pages helps only until the adapters' extents reach the adapters' ceiling.
-        num_paged = min(max(num_new - arena.num_free, 0), len(items) - len(placed))
-        missing = self._adapters.rounded(ends[-1]) - self._adapters.num_hole_bytes
-        missing -= min(num_new, arena.num_free) * size
-        if missing > sum(item.num_bytes for item in placed) + num_paged * size:
-            return
-        row: list[Item] | None = []
-        num_adjacent = max(-(-(end - start) // size) for start, end in pairwise([0, *ends]))
-        if num_adjacent > 1:
-            row = self._row(num_adjacent, items)
-            if row is None:
-                return
-            yield row
-            missing -= sum(item.num_bytes for item in row)
-        victims: list[Item] = []
-        for _, item in by_loss([item for item in items.values() if item not in row], ask):
-            if item not in placed:
-                if not num_paged or not ask.may_take(*item.exact().accounts):
-                    continue
-                num_paged -= 1
+    def _victims(self, ends: Sequence[int], ask: Ask) -> list[Item]:
+        """Returns the items to evict for an image, first those of least loss. If a factor needs
+        adjacent extents, begins with the items that free them. Returns no items if evicting all
+        would not make enough room."""
+        placed, paged = self._placed(for_adapter=True), self._paged()
+        items = {key: each for key, each in (placed | paged).items() if ask.may_take(each.accounts)}
+        num_adjacent = max(
+            -(-(end - start) // self._arena.extent_bytes) for start, end in pairwise([0, *ends])
+        )
+        row = self._row(num_adjacent, items) if num_adjacent > 1 else []
+        rest = by_loss([item for key, item in items.items() if key not in row], ask)
+        trial, victims = self._adapters.trial(), list[Item]()
+        for item in chain([items[key] for key in row], rest):
+            if isinstance(item.key, Placement):
+                trial.free(item.key)
+            elif item.key in row or (trial.needs_extents and ask.may_take(item.accounts)):
+                trial.free_extent(item.key)
+            else:
+                continue
             victims.append(item)
-            missing -= item.num_bytes
-            if missing <= 0:
-                yield victims
-                victims = []
+            has_room = len(victims) >= len(row) and ends[-1] <= trial.num_free_bytes
+            if has_room and trial.allocate(ends) is not None:
+                return victims
+        return []
 
-    def _row(self, num_extents: int, items: Mapping[Placement | int, Item]) -> list[Item] | None:
-        """Returns items whose eviction leaves `num_extents` adjacent extents free, at the highest
-        possible place in the arena. Returns None if there is no such place."""
+    def _row(
+        self, num_extents: int, items: Mapping[Placement | int, Item]
+    ) -> list[Placement | int]:
+        """Returns the keys of the items whose eviction leaves `num_extents` adjacent extents free,
+        at the highest possible place in the arena. Returns none if there is no such place."""
         by_extent = self._adapters.by_extent()
-        row: list[list[Item]] = []
+        row: list[Sequence[Placement | int]] = []
         for extent in reversed(range(self._arena.num_extents)):
             keys = [] if self._arena.is_free(extent) else by_extent.get(extent, [extent])
-            held = [items[key] for key in keys if key in items]
-            row = [*row, held] if len(held) == len(keys) else []
+            row = [*row, keys] if items.keys() >= set(keys) else []
             if len(row) == num_extents:
-                return list(dict.fromkeys(item for held in row for item in held))
-        return None
+                return list(dict.fromkeys(key for keys in row for key in keys))
+        return []
 
 
 class Refusals:
@@ -303,11 +375,7 @@ class Refusals:
             self._ends_s = now + RETRY_S
 
 
-def _exact_item(num_bytes: int, lost: Idle, evict: Callable[[], None]) -> Item:
-    return Item(num_bytes, lost, lambda: lost, evict)
-
-
-def _evict_all(placements: Iterable[Placement], placed: dict[Placement | int, Item]) -> None:
+def _evict_all(placements: Iterable[Placement], placed: dict[Placement, Item]) -> None:
     """Evicts the adapters at those of `placements` that are still in `placed`."""
     for placement in placements:
         if placement in placed:
@@ -316,9 +384,19 @@ def _evict_all(placements: Iterable[Placement], placed: dict[Placement | int, It
 
 class _Look(NamedTuple):
     """Result of a cache's last scan of the idle items of other owners. uses_left: number of further
-    requests that may use the result. accounts: accounts that would lose the cheapest item, empty if
+    requests that may use the result. accounts: accounts that would lose the cheapest item, None if
     there is no item. cost_s: `MARGIN` times the cost of this item, in seconds per byte."""
 
-    uses_left: int
-    accounts: Collection[str] = ()
-    cost_s: float = 0.0
+    uses_left: int = 0
+    accounts: Collection[str] | None = None
+    cost_s: float = inf
+
+    def limit(self, ask: Ask) -> Loss:
+        """Returns the largest loss of an own page that is evicted before the item."""
+        return Loss(inf if self.accounts is None else ask.priority(self.accounts), self.cost_s)
+
+
+_Turn = tuple[float, bool, float, str]
+"""Entry of the heap from which `_evict_pages` chooses the next page, which is the least recently
+used page of one account: the account's eviction priority, whether the account is not the requesting
+account, the page's cost per byte, and the account's name."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from memory.accounts import NO_TENANT, Tenant
 from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
-from memory.eviction.loss import Idle
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
+from memory.page_source import OwnPages
 
 
 class IdleAdapters:
@@ -21,13 +21,9 @@ class IdleAdapters:
         self.awaited: set[Placement] = set()
         self.in_use: dict[Placement, float] = {}
 
-    def idle(self, *, with_awaited: bool) -> Mapping[Placement, Idle]:
+    def idle(self, *, with_awaited: bool) -> Mapping[Placement, float]:
         hidden = set() if with_awaited else self.awaited
-        return {
-            placement: Idle((self._memory.account_of(placement),), cost)
-            for placement, cost in self.costs.items()
-            if placement not in hidden
-        }
+        return {each: cost for each, cost in self.costs.items() if each not in hidden}
 
     def evict(self, placement: Placement) -> None:
         del self.costs[placement]
@@ -56,13 +52,15 @@ def num_placements(memory: AdapterMemory) -> int:
 
 
 def evict(kv: KVCache, num_pages: int) -> int:
-    """Evicts pages of any account."""
-    return kv.idle.evict(num_pages, kv.ask(0, NO_TENANT, is_first=True))
+    """Evicts pages of any account, and returns their number."""
+    num_pages = min(num_pages, kv.idle.num_pages)
+    assert OwnPages().make_room(kv.idle, NO_TENANT, kv.pool.num_free + num_pages)
+    return num_pages
 
 
 def make_room(kv: KVCache, num_pages: int, tenant: Tenant = NO_TENANT) -> bool:
     """Makes room for a tenant that has other sequences."""
-    return kv.source.make_room(kv.idle, num_pages, kv.ask(num_pages, tenant, is_first=False))
+    return kv.source.make_room(kv.idle, tenant, num_pages)
 
 
 def page_keys(hasher: PageHasher, tokens: Sequence[int]) -> list[bytes]:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from memory.accounts import ACTIVE_S, NO_TENANT, Accounts, Ask, Holdings, Tenant
 from memory.arena import Arena
 from memory.block_table import BlockTable
-from memory.eviction.adapter_memory import UNIT_BYTES
+from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory
+from memory.eviction.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
 from tests.memory.holder import page_keys
@@ -25,7 +26,8 @@ class House:
     def __init__(self, num_pages: int) -> None:
         self.now = 0.0
         self.arena = Arena(num_pages * PAGE, UNIT_BYTES, clock=lambda: self.now)
-        self.kv = KVCache(self.arena, "m", PAGE, clock=lambda: self.now)
+        broker = MemoryBroker(self.arena, AdapterMemory(self.arena))
+        self.kv = KVCache(self.arena, "m", PAGE, source=broker, clock=lambda: self.now)
         self._words = 0
 
     def start(self, account: Tenant, num_pages: int = 1) -> BlockTable | None:
@@ -178,6 +180,6 @@ def test_what_several_hold_goes_when_the_last_of_them_gives_way() -> None:
         accounts.note(tenant)
     holdings = Holdings(accounts, [(ACME.name, 6), (GLOBEX.name, 2)])
     ask = Ask(holdings, NO_TENANT.name, 0, is_first=False)
-    assert ask.priority(ACME.name) < ask.priority(GLOBEX.name)
+    assert ask.priority([ACME.name]) < ask.priority([GLOBEX.name])
     for names in ((ACME.name, GLOBEX.name), (GLOBEX.name, ACME.name)):
-        assert ask.priority(*names) == ask.priority(GLOBEX.name)
+        assert ask.priority(names) == ask.priority([GLOBEX.name])

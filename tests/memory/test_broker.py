@@ -47,9 +47,8 @@ class House:
         """Of the first page of a prefix in `kv`, alone in its extent or with equals."""
         page = self.kv.prefix_cache.match(keys_of(word))
         self.kv.prefix_cache.release(page)
-        return self.kv.idle.lost_with(page[0] // PAGES).cost_s / self.kv.pool.num_used_in(
-            page[0] // PAGES
-        )
+        extent = page[0] // PAGES
+        return self.kv.idle.drainable()[extent] / self.kv.pool.num_used_in(extent)
 
 
 @pytest.mark.parametrize("worth", [0.5 / MARGIN, 2.0 / MARGIN])
@@ -116,6 +115,7 @@ def test_of_what_one_has_in_two_models_no_more_is_taken_than_is_fair() -> None:
     assert not make_room(house.kv, 6, Tenant("acme", 1))
     assert house.arena.bytes_held.held == {"globex": PAGES * house.kv.pool.page_bytes}
     house.kv.check_integrity(held=())
+    house.broker.check_integrity()
 
 
 def test_an_image_displaces_the_cheapest_wherever_they_are() -> None:
@@ -164,7 +164,7 @@ def test_the_pages_after_those_of_a_place_count() -> None:
     in_use = compute(house.kv, keys_of(10))
     for table in (tail, *tables):
         table.free()
-    own = {extent: lost.cost_s for extent, lost in house.kv.idle.drainable().items()}
+    own = house.kv.idle.drainable()
     assert house.arena.map() == "kkk" and own[0] == pytest.approx(own[1])
     assert house.load(1.0) is not None
     assert house.arena.map() == "akk"

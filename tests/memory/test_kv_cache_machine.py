@@ -181,7 +181,6 @@ class SharedArena(RuleBasedStateMachine):
         if costs:
             extent = min(costs)
             num_cached = kv.idle.num_pages
-            assert kv.idle.lost_with(extent).cost_s >= costs[extent].cost_s * (1 - 1e-9)
             kv.idle.drain(extent)
             assert self.arena.is_free(extent) and kv.idle.num_pages < num_cached
 
@@ -227,6 +226,7 @@ class SharedArena(RuleBasedStateMachine):
             tables = Counter(s.account.name for s in mine if s.table.pages)
             assert kv.tables.held == tables
         self.memory.check_integrity()
+        self.broker.check_integrity()
         assert num_placements(self.memory) == len(self.adapters.costs) + len(self.adapters.in_use)
 
     @invariant()

@@ -34,7 +34,7 @@ def kv(request: pytest.FixtureRequest) -> KVCache:
 def test_nothing_is_evicted_while_pages_are_free(kv: KVCache) -> None:
     compute(kv, keys_of(1, 2, 3)).free()
     assert make_room(kv, NUM_PAGES - 3) and kv.idle.num_pages == 3
-    assert not kv.source.is_shared
+    assert not kv.is_shared
 
 
 def test_idle_pages_are_evicted_as_far_as_needed(kv: KVCache) -> None:

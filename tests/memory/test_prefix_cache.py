@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from memory.accounts import NO_TENANT, Ask, Tenant
+from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.errors import IntegrityError
-from memory.eviction.adapter_memory import UNIT_BYTES
-from memory.eviction.loss import Loss
+from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory
+from memory.eviction.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
 from memory.prefix_cache import Image
+from memory.reuse import HALF_LIFE_S
 from tests.memory.holder import evict, page_keys
 
 HASHER = PageHasher(model="m", domain="acme")
 
 
 def make_kv(num_extents: int = 4, pages_per_extent: int = 4) -> KVCache:
-    arena = Arena(num_extents * UNIT_BYTES, UNIT_BYTES)
-    return KVCache(arena, "m", UNIT_BYTES // pages_per_extent)
+    return KVCache(Arena(num_extents * UNIT_BYTES, UNIT_BYTES), "m", UNIT_BYTES // pages_per_extent)
 
 
 def keys_of(*words: int) -> list[bytes]:
@@ -162,27 +162,19 @@ def test_each_page_of_a_sharing_group_is_evicted_from_the_account_that_holds_the
     """A page of globex becomes a leaf when the page of acme after it is evicted."""
     now = 0.0
     arena = Arena(2 * UNIT_BYTES, UNIT_BYTES, clock=lambda: now)
-    kv = KVCache(arena, "m", UNIT_BYTES // 4, clock=lambda: now)
+    broker = MemoryBroker(arena, AdapterMemory(arena))
+    kv = KVCache(arena, "m", UNIT_BYTES // 4, source=broker, clock=lambda: now)
     acme, globex = Tenant("acme", 1), Tenant("globex", 1)
     prompts = [(globex, [1]), (acme, [1, 2]), (globex, [3]), (globex, [4])]
     prompts += [(acme, [5]), (acme, [6]), (acme, [7])]
     for tenant, words in prompts:
         now += 1.0
         compute(kv, keys_of(*words), tenant).free()
-    assert evict(kv, 3) == 3
+    num_free = kv.pool.num_free + 3
+    assert broker.make_room(kv.idle, NO_TENANT, num_free, is_first=True)
+    assert kv.pool.num_free == num_free
     page_bytes = kv.pool.page_bytes
     assert arena.bytes_held.held == {"acme": 2 * page_bytes, "globex": 2 * page_bytes}
-
-
-def test_what_is_worth_as_much_as_the_limit_goes_and_what_is_worth_more_does_not() -> None:
-    arena = Arena(UNIT_BYTES, UNIT_BYTES)
-    kv = KVCache(arena, "m", UNIT_BYTES // 4, clock=lambda: 0.0)
-    compute(kv, keys_of(1)).free()
-    ask = Ask(arena.bytes_held, NO_TENANT.name, 0, is_first=True)
-    priority, chance = ask.priority(NO_TENANT.name), 1 / (1 + 2)
-    cost_s = chance * kv.idle.page_cost_s / kv.pool.page_bytes
-    assert kv.idle.evict(1, ask, Loss(priority, 0.99 * cost_s)) == 0
-    assert kv.idle.evict(1, ask, Loss(priority, cost_s * (1 + 1e-9))) == 1
 
 
 def test_allocation_evicts_what_is_idle_and_never_what_is_used() -> None:
@@ -196,100 +188,46 @@ def test_allocation_evicts_what_is_idle_and_never_what_is_used() -> None:
     assert not table.grow(2 * PAGE_TOKENS + 1) and table.grow(1)
 
 
-def test_a_prefix_found_often_outlives_newer_ones() -> None:
+def test_a_prefix_that_was_found_lately_outlives_newer_ones() -> None:
+    kv = make_kv()
+    for word in (1, 2, 3, 1):
+        compute(kv, keys_of(word, 9)).free()
+    assert evict(kv, 4) == 4
+    assert num_matched(kv, keys_of(1, 9)) == 2
+
+
+def test_draining_an_extent_evicts_the_pages_after_it_too() -> None:
     now = 0.0
-    arena = Arena(4 * UNIT_BYTES, UNIT_BYTES)
+    arena = Arena(3 * UNIT_BYTES, UNIT_BYTES, clock=lambda: now)
     kv = KVCache(arena, "m", UNIT_BYTES // 4, clock=lambda: now)
-    popular = keys_of(1, 2)
-    for _ in range(4):
-        compute(kv, [*popular, *keys_of(1, 2, 3)[2:]]).free()
-    for word in range(10, 16):
-        now += 1.0
-        compute(kv, keys_of(word)).free()
-    assert evict(kv, 6) == 6
-    assert num_matched(kv, popular) == 2 and num_matched(kv, keys_of(15)) == 0
-    now += 3600.0
-    compute(kv, keys_of(20)).free()
-    assert evict(kv, kv.idle.num_pages - 1) and num_matched(kv, keys_of(20)) == 1
-
-
-def test_a_page_that_is_computed_anew_was_asked_for_again() -> None:
-    """Where memory is short a page may always leave before anybody comes back to it."""
-    kv = make_kv()
+    kv.idle.record_prefill(10**9, 1e9)
+    acme, globex = Tenant("acme", 1), Tenant("globex", 1)
+    compute(kv, keys_of(1, 2, 3), acme).free()
+    compute(kv, keys_of(1, 2, 3, 4, 5, 6), globex).free()
+    assert kv.idle.accounts_in(0) == {"acme", "globex"} == kv.idle.lost_with(0)[0]
+    assert kv.idle.accounts_in(1) == {"globex"} == kv.idle.lost_with(1)[0]
+    now += HALF_LIFE_S
     compute(kv, keys_of(1)).free()
-    assert evict(kv, 1) == 1
-    for word in (1, 2, 3):
-        compute(kv, keys_of(word)).free()
-    assert evict(kv, 2) == 2
-    assert num_matched(kv, keys_of(1)) == 1
-
-
-def test_of_pages_that_were_found_the_one_found_least_goes_first() -> None:
-    kv = make_kv()
-    for word in (1, 1, 1, 1, 2, 2):
-        compute(kv, keys_of(word)).free()
-    assert evict(kv, 1) == 1 and num_matched(kv, keys_of(1)) == 1
-
-
-def test_a_page_that_is_computed_anew_is_as_popular_as_it_was() -> None:
-    kv = make_kv()
-    for _ in range(4):
-        compute(kv, keys_of(1)).free()
-    compute(kv, keys_of(2)).free()
-    assert evict(kv, 2) == 2
-    for word in (1, 2):
-        compute(kv, keys_of(word)).free()
-    assert evict(kv, 1) == 1 and num_matched(kv, keys_of(1)) == 1
+    num_uses = {0: (1 + 2 / 2) + 2 * 2 / 2 + 1 / 2, 1: 2 / 2}
+    assert kv.idle.drainable() == {
+        extent: pytest.approx(uses * PAGE_TOKENS, rel=1e-3) for extent, uses in num_uses.items()
+    }
+    total = pytest.approx(sum(num_uses.values()) * PAGE_TOKENS, rel=1e-3)
+    assert kv.idle.lost_with(0)[1] == total
+    kv.idle.drain(0)
+    assert kv.idle.num_pages == 0 and kv.idle.drainable() == {}
 
 
 def test_a_match_that_is_given_back_at_once_is_no_use() -> None:
     """A sequence that waits for room looks for its prefix in every step."""
     kv = make_kv()
-    waiting, used = keys_of(1, 2), keys_of(3, 4)
-    for keys in (used, waiting):
-        compute(kv, keys).free()
+    compute(kv, keys_of(1, 2)).free()
+    cost_s = kv.idle.drainable()[0]
     table = BlockTable(kv)
-    assert table.match_prefix(used, 32) and table.grow(33)
-    table.free()
     for _ in range(100):
-        table.match_prefix(waiting, 32)
+        assert table.match_prefix(keys_of(1, 2), 32)
         table.free()
-    assert evict(kv, 2) == 2 and num_matched(kv, waiting) == 0
-    assert evict(kv, 1) == 1 and num_matched(kv, used) == 1
-
-
-def test_draining_an_extent_costs_the_pages_after_it_too() -> None:
-    kv = make_kv(num_extents=3)
-    kv.idle.record_prefill(10**9, 1e9)
-    compute(kv, keys_of(1, 2, 3, 4, 5, 6)).free()
-    chance = 1 / (6 + 2)
-    own = {extent: lost.cost_s for extent, lost in kv.idle.drainable().items()}
-    assert own == {
-        0: pytest.approx(4 * 16 * chance, rel=1e-3),
-        1: pytest.approx(2 * 16 * chance, rel=1e-3),
-    }
-    assert kv.idle.lost_with(0).cost_s == pytest.approx(6 * 16 * chance, rel=1e-3)
-    assert kv.idle.lost_with(1).cost_s == pytest.approx(2 * 16 * chance, rel=1e-3)
-    kv.idle.drain(0)
-    assert kv.idle.num_pages == 0 and kv.idle.drainable() == {}
-
-
-def test_an_extent_costs_what_is_idle_in_it_and_is_of_those_alone() -> None:
-    """A page that was found counts as often, one that never was by the chance that it will be."""
-    kv = make_kv()
-    kv.idle.record_prefill(10**9, 1e9)
-    acme, globex = Tenant("acme", 1), Tenant("globex", 1)
-    compute(kv, keys_of(1), globex).free()
-    for _ in range(4):
-        compute(kv, keys_of(2), acme).free()
-    chance = (1 + 1) / (2 + 2)
-    lost = kv.idle.drainable()[0]
-    assert set(lost.accounts) == {"acme", "globex"}
-    assert lost.cost_s == pytest.approx((3 + chance) * 16, rel=1e-3)
-    assert evict(kv, 1) == 1
-    lost = kv.idle.drainable()[0]
-    assert set(lost.accounts) == {"acme"}
-    assert lost.cost_s == pytest.approx(3 * 16, rel=1e-3)
+    assert kv.idle.drainable()[0] == pytest.approx(cost_s, rel=1e-3)
 
 
 def test_the_reference_count_of_a_forgotten_page_does_not_add_up() -> None:

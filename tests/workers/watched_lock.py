@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import memory.eviction.broker
+import memory.arena
 from ops.base import PassedEvent
 from tests.workers.host_virtual_memory import HostVirtualMemory
 from workers.device.cuda_memory import CudaDriver
@@ -82,7 +82,7 @@ class WatchedLock:
 
 def watch(patch: pytest.MonkeyPatch) -> None:
     """Makes every memory lock a watched one."""
-    patch.setattr(memory.eviction.broker, "Lock", WatchedLock)
+    patch.setattr(memory.arena, "Lock", WatchedLock)
     _watch(patch, threading.Condition, "wait", "a wait for another thread")
     _watch(patch, InFlightStep, "wait", "a wait for a step")
     _watch(patch, PassedEvent, "synchronize", "a wait for the device")

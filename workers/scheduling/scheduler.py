@@ -383,7 +383,7 @@ class Scheduler:
         if sequence.adapter is not None and self._adapters.evict_all_idle(sequence.adapter):
             # The adapter can be requested again in the next step.
             return Blocked(BlockReason.MODEL)
-        schedule.is_short = self.kv.source.is_shared
+        schedule.is_short = self.kv.is_shared
         return Blocked(blocked.reason) if schedule.is_short else blocked
 
     def _start(self, sequence: Sequence, schedule: Schedule) -> None:
