@@ -56,7 +56,7 @@ bench-gateway: .venv/dev.stamp
 manifests:
 	$(PYTHON) -m tools.manifests
 
-# API pages of docs/use, and the page at /docs, from the OpenAPI document.
+# API pages of docs/use from the OpenAPI document.
 api: .venv/dev.stamp
 	$(BIN)/python -m tools.api_page
 

@@ -11,9 +11,9 @@ from tools.source_tree import NOT_READ, ROOT, source_tree
 
 SOURCES = {".py", ".sql", ".cpp", ".h", ".yaml"}
 LINES = {
-    "adapters": 5_460,
+    "adapters": 5_480,
     "admin": 9_680,
-    "gateway": 20_600,
+    "gateway": 20_920,
     "k8s": 2_150,
     "loraplex": 10_290,
     "memory": 2_270,
@@ -22,12 +22,12 @@ LINES = {
     "sandbox": 330,
     "store": 1_520,
     "telemetry": 560,
-    "tools": 2_400,
+    "tools": 1_940,
     "web": 2_760,
-    "workers": 18_600,
+    "workers": 18_590,
 }
 """Lines of a package's own files, rounded up."""
-GENERATED = {"gateway/http/reference.html": 930, "k8s/rendered": 5_380}
+GENERATED = {"k8s/rendered": 5_380}
 """Lines of files in packages that a tool writes."""
 READ_FIRST = ("Engine", "Scheduler", "AdapterPool", "ModelRunner")
 """Classes whose modules, with all that they import, are the core of the engine."""

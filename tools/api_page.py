@@ -1,6 +1,5 @@
 """`python -m tools.api_page` (run by `make api`): writes the API reference from the data plane's
-OpenAPI document. The reference consists of parts of the pages in docs/use, and of the page at
-/docs.
+OpenAPI document. The reference consists of parts of the pages in docs/use.
 """
 
 from __future__ import annotations
@@ -12,20 +11,17 @@ from pathlib import Path
 
 from litestar import Litestar
 
-from admin.app import document_of_loads
 from gateway.app import ROUTES
 from gateway.error_codes import CODES
+from gateway.http.call_examples import curl, python
 from gateway.http.openapi import describe, document
+from gateway.http.reference import Fields, Json, Reference, Route, reference
 from gateway.http.request import HttpRequest
-from tools.api_examples import curl, python
-from tools.api_html import reference_page
-from tools.api_reference import Fields, Json, Reference, Route, reference
 from tools.source_tree import ROOT
 from web.openapi import Requirements, StructSchemas
 
 FOLDER = ROOT / "docs/use"
 OVERVIEW = "api.md"
-HTML = ROOT / "gateway/http/reference.html"
 PAGES: Mapping[str, tuple[str, ...]] = {
     "api-chat.md": ("/v1/chat/completions", "/v1/completions"),
     "api-responses.md": ("/v1/responses",),
@@ -58,24 +54,10 @@ def gateway_document() -> Json:
 
 def pages() -> dict[Path, str]:
     """Returns the text of each page, in which the generated part is up to date."""
-    document = gateway_document()
-    found = reference(document)
+    found = reference(gateway_document())
     made = {OVERVIEW: _overview(found)}
     made |= {page: _reference(found, paths) for page, paths in PAGES.items()}
-    written = {FOLDER / page: _kept(FOLDER / page) + "\n".join(made[page]) for page in made}
-    return written | {HTML: _html(document)}
-
-
-def _html(document: Json) -> str:
-    """Returns the page at /docs. It includes the admin plane's routes that the gateway's port also
-    serves."""
-    loads = document_of_loads()
-    schemas = {**document["components"]["schemas"], **loads["components"]["schemas"]}
-    both = {
-        "paths": {**document["paths"], **loads["paths"]},
-        "components": {**document["components"], "schemas": schemas},
-    }
-    return reference_page(reference(both), loads["paths"])
+    return {FOLDER / page: _kept(FOLDER / page) + "\n".join(made[page]) for page in made}
 
 
 def _kept(page: Path) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from html import escape
-from pathlib import Path
 from typing import Any, cast
 
 from litestar import Litestar, MediaType, Response, get
 
+from gateway.http.reference import reference
+from gateway.http.reference_page import reference_page
 from gateway.http.request import HttpRequest
 from gateway.http.welcome_page import welcome_page
 from web.guards import public
@@ -17,11 +16,6 @@ from web.version import this_version
 
 Json = Mapping[str, Any]
 
-REFERENCE = Path(__file__).parent.parent / "reference.html"
-"""API reference, which `make api` writes."""
-OF_BESIDE = re.compile("<!--beside-->.*?<!--/beside-->", re.DOTALL)
-"""Matches the parts of the reference that describe routes of the admin plane. They are removed if
-the admin plane has no routes on the gateway's port."""
 PAGE = "reference_page"
 """Key of the reference page in the application's state."""
 BESIDE = "document_beside"
@@ -32,18 +26,15 @@ HEADERS = {"content-security-policy": POLICY}
 
 
 def write_documents(app: Litestar) -> None:
-    """Generates the OpenAPI document, which the framework keeps, and reads the reference page. Both
+    """Generates the OpenAPI document, which the framework keeps, and the reference page. Both
     contain the routes of another application on the same port."""
     plugins = cast("Any", app.plugins)
     document: Any = plugins.get("OpenAPIPlugin").provide_openapi_schema()
-    page = REFERENCE.read_text().replace("{version}", escape(this_version()))
     beside: Json | None = app.state.get(BESIDE)
-    if beside is None:
-        page = OF_BESIDE.sub("", page)
-    else:
+    if beside is not None:
         document["paths"] |= beside["paths"]
         document["components"]["schemas"] |= beside["components"]["schemas"]
-    app.state[PAGE] = page
+    app.state[PAGE] = reference_page(reference(document), this_version())
 
 
 @get("/docs", guards=[public], include_in_schema=False)

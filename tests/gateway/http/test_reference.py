@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from gateway.error_codes import CODES
+from gateway.http.call_examples import curl, python
+from gateway.http.reference import reference
 from store.errors import ApiError
 from tests.gateway.service import Service
-from tools.api_examples import curl, python
 from tools.api_page import pages
-from tools.api_reference import reference
 from tools.source_tree import source_tree
 from web.edge import NO_LIMIT_LEFT
 from web.error_answers import CODES as FRAMEWORK_CODES

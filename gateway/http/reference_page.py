@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from html import escape
 
 from gateway.error_codes import CODES
+from gateway.http.call_examples import curl, python
+from gateway.http.reference import Fields, Reference, Route
 from gateway.http.welcome_page import STYLE
-from tools.api_examples import curl, python
-from tools.api_reference import Fields, Reference, Route
-
-BLOCK = re.compile(r"(?=<(?:title|style|body|h[1-3]|nav|li|p|pre|table|tr|!--beside)\b)")
-"""Matches the places where a new line begins in the page, so that a change of the API changes few
-lines."""
 
 
-def reference_page(reference: Reference, beside: Container[str]) -> str:
-    """Returns the page as HTML. `beside` are the paths of routes that not every gateway has. The
-    sections of these routes are enclosed in comments, so that `gateway.http.routes.reference` can
-    remove them."""
+def reference_page(reference: Reference, version: str) -> str:
+    """Returns the page as HTML. `version` is loraplex's."""
     navigation = "".join(
-        _marked(route, beside, _link(anchor(route), f"{route.method} {route.paths[0]}"))
-        for route in reference.routes
+        _link(anchor(route), f"{route.method} {route.paths[0]}") for route in reference.routes
     )
     navigation += "".join(_link(each, each) for each in ("objects", "headers", "errors"))
-    page = "".join(
+    return "\n".join(
         (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width">',
             f"<title>loraplex API</title><style>{STYLE}</style></head><body>",
-            "<h1>loraplex API</h1><p>Version {version}. ",
+            f"<h1>loraplex API</h1><p>Version {escape(version)}. ",
             "Keys: <code>Authorization: Bearer lpx_...</code> or <code>x-api-key</code>. ",
             'The same as OpenAPI: <a href="/schema">/schema</a>.</p>',
             f"<nav><ul>{navigation}</ul></nav>",
-            *(_marked(route, beside, _route(route)) for route in reference.routes),
+            *map(_route, reference.routes),
             '<h2 id="objects">Objects in bodies</h2>',
             *(
                 f"<h3><code>{escape(fields.name)}</code></h3>{_fields(fields)}"
@@ -50,11 +43,6 @@ def reference_page(reference: Reference, beside: Container[str]) -> str:
             "</body></html>",
         )
     )
-    return BLOCK.sub("\n", page).lstrip() + "\n"
-
-
-def _marked(route: Route, beside: Container[str], html: str) -> str:
-    return f"<!--beside-->{html}<!--/beside-->" if route.paths[0] in beside else html
 
 
 def _link(anchor: str, text: str) -> str:

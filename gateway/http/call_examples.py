@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tools.api_reference import Route
+from gateway.http.reference import Route
 
 URL = "http://127.0.0.1:8000"
 MODEL = "support-bot"
