@@ -76,7 +76,6 @@ async def _running(
     await asyncio.to_thread(reference.write_documents, app)
     telemetry.show(lambda: gateway.standing)
     works = [
-        gateway.discovery.run(),
         gateway.fleet.run(),
         *([] if control is None else [control.run()]),
         _follow_catalog(gateway, control),

@@ -29,10 +29,8 @@ from workers.wire.protocol import (
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.25
-GREET_INTERVAL_S = 0.25
-"""Seconds between checks for new connections to workers. A newly connected worker is sent the
-adapters and models that the catalog wants loaded."""
+CHECK_INTERVAL_S = 0.25
+"""Seconds between checks for workers that have connected, disconnected or reported."""
 MEMORY = 0.95
 """Factor by which `_num_sequences` and `_num_own` decay with each report of a worker."""
 NOT_NONE = 0.1
@@ -43,17 +41,26 @@ NONE_SERVES = "no worker serves a base model yet"
 
 
 class Fleet:
-    """Clients of all workers, among which a worker is chosen for each request."""
+    """Clients of all workers, among which a worker is chosen for each request.
+
+    The client of a registered worker is removed once the worker is neither registered nor
+    connected. The client of a connected worker is kept, so that the worker's requests can end, and
+    so that no worker is lost if the database is unavailable for a long time. Clients of workers in
+    the settings are never removed.
+    """
 
     def __init__(
         self,
         clients: Sequence[WorkerClient],
+        connect: Callable[[str], WorkerClient] = WorkerClient,
         *,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        """`clients` is the list of WorkerDiscovery, which adds and removes clients in place."""
-        self.clients = clients
+        """`clients` are the clients of the workers in the settings. `connect` returns a client for
+        an address."""
+        self.clients = list(clients)
+        """Clients of all workers. Each client reconnects by itself."""
         self.weighed: Mapping[WorkerClient, float] = {}
         """Candidates of the last choice and their predicted seconds to the first token. Empty if
         the gateway had only one worker."""
@@ -66,19 +73,35 @@ class Fleet:
         """Decaying sums of sequence counts: of all gateways, and of this gateway alone."""
         self._clock = clock
         self._random = rng or random.Random()
+        self._connect = connect
+        self._connecting: dict[WorkerClient, asyncio.Task[None]] = {}
+        """Tasks of the clients of registered workers."""
         self._view: CatalogView | None = None
-        self._told: dict[WorkerClient, Mapping[str, ModelInfo]] = {}
-        """Models of each worker at the time when the wanted adapters were last sent to it."""
+        self._changed = asyncio.Event()
+        """Set when there is a new `_view`."""
+        self._told: dict[WorkerClient, tuple[CatalogView, Mapping[str, ModelInfo]]] = {}
+        """Catalog from which the wanted adapters and models were last sent to each worker, and the
+        worker's models at that time."""
+
+    def follow(self, view: CatalogView) -> None:
+        """Adopts a new catalog. `run` connects to the workers registered in it, and sends every
+        worker the adapters and models that it wants loaded."""
+        self._view = view
+        self._changed.set()
 
     async def run(self) -> None:
-        """Sends the adapters and models that the catalog wants loaded to each newly connected
-        worker, until cancelled."""
-        while True:
+        """Connects to all workers, adds and removes clients, and sends the workers what the catalog
+        wants of them, until cancelled."""
+        async with asyncio.TaskGroup() as connections:
             for client in self.clients:
-                if self._view is not None and self._told.get(client) is not client.models:
-                    self._tell(client, self._view)
-            self._forget()
-            await asyncio.sleep(GREET_INTERVAL_S)
+                connections.create_task(client.run())
+            while True:
+                self._changed.clear()
+                if self._view is not None:
+                    self._follow(self._view, connections)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CHECK_INTERVAL_S):
+                        await self._changed.wait()
 
     def choose(self, work: Work, excluded: Collection[WorkerClient] = ()) -> WorkerClient:
         """Returns the best worker for a request. Raises NoWorker if no worker outside `excluded` is
@@ -183,12 +206,29 @@ class Fleet:
             assert adapter is not None
             worker.prefetch(model, adapter)
 
-    def want(self, view: CatalogView) -> None:
-        """Sends every worker, now and after each reconnect, the list of the adapters and models
-        that this catalog wants loaded."""
-        self._view = view
-        for client in self.clients:
-            self._tell(client, view)
+    def _follow(self, view: CatalogView, connections: asyncio.TaskGroup) -> None:
+        registered = {worker.address for worker in view.workers if worker.is_registered}
+        for address in sorted(registered - {client.address for client in self.clients}):
+            log.info("worker registered at %s", address)
+            client = self._connect(address)
+            self.clients.append(client)
+            self._connecting[client] = connections.create_task(client.run())
+        for client in list(self._connecting):
+            if client.address not in registered and not _is_connected(client):
+                log.info("worker at %s deregistered", client.address)
+                self.clients.remove(client)
+                self._connecting.pop(client).cancel()
+        self._forget()
+        drains = {worker.id: worker.draining for worker in view.workers}
+        for client in filter(_is_connected, self.clients):
+            # References to adapters depend on the layouts that the worker has reported.
+            if self._told.get(client) != (view, client.models):
+                client.want(_desired(view, client.models))
+                self._told[client] = view, client.models
+            wanted = drains.get(client.instance_id)
+            # Sent until the worker's status shows the requested state.
+            if wanted is not None and client.status and client.status.draining != wanted:
+                client.drain(wanted)
 
     def _forget(self) -> None:
         """Forgets workers whose clients have been removed from `clients`."""
@@ -197,13 +237,6 @@ class Fleet:
         for client in self._statuses.keys() - set(self.clients):
             del self._statuses[client]
             self._workers.remove(client)
-
-    def _tell(self, client: WorkerClient, view: CatalogView) -> None:
-        """Sends the wanted adapters and models to the worker if it is connected. References to
-        adapters depend on the layouts that the worker has reported."""
-        if client.models or client.status:
-            client.want(_desired(view, client.models))
-            self._told[client] = client.models
 
     def _look(self) -> None:
         """Updates the workers' standings from new statuses. A worker without a status counts as
@@ -246,6 +279,10 @@ def _state(client: WorkerClient) -> str:
     return "lost" if client.has_answered else "absent"
 
 
+def _is_connected(client: WorkerClient) -> bool:
+    return bool(client.models or client.status)
+
+
 def _serves(client: WorkerClient, model: str) -> bool:
     return client.is_ready and model in client.models
 
@@ -280,70 +317,3 @@ def _desired(view: CatalogView, models: Mapping[str, ModelInfo]) -> Desired:
         if model is not None and adapter is not None:
             pins[model.digest, adapter.digest] = Pin(model.digest, adapter)
     return Desired(view.generation, list(pins.values()), view.desired_models())
-
-
-class WorkerDiscovery:
-    """Clients of all workers. The client of a registered worker is removed once the worker is
-    neither registered nor connected. The client of a connected worker is kept, so that the worker's
-    requests can end, and so that no worker is lost if the database is unavailable for a long time.
-    Clients of workers in the settings are never removed."""
-
-    def __init__(
-        self, clients: Sequence[WorkerClient], connect: Callable[[str], WorkerClient]
-    ) -> None:
-        """`clients` are the clients of the workers in the settings. `connect` returns a client for
-        an address."""
-        self.clients = list(clients)
-        """Clients of all workers. The list is changed in place. Each client reconnects by
-        itself."""
-        self._connect = connect
-        self._connecting: dict[WorkerClient, asyncio.Task[None]] = {}
-        self._registered: frozenset[str] = frozenset()
-        """Addresses of the registered workers."""
-        self._drains: dict[str, bool] = {}
-        """Whether each worker should drain, by instance id. Workers without a request to drain are
-        omitted."""
-        self._changed = asyncio.Event()
-
-    def follow(self, view: CatalogView) -> None:
-        self._registered = frozenset(w.address for w in view.workers if w.is_registered)
-        self._drains = {w.id: w.draining for w in view.workers if w.draining is not None}
-        self._changed.set()
-
-    async def run(self) -> None:
-        """Connects to all workers, adds and removes clients, and sends requests to drain, until
-        cancelled."""
-        async with asyncio.TaskGroup() as connections:
-            for client in self.clients:
-                connections.create_task(client.run())
-            while True:
-                self._changed.clear()
-                self._meet(connections)
-                self._part()
-                self._drain()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_INTERVAL_S):
-                        await self._changed.wait()
-
-    def _meet(self, connections: asyncio.TaskGroup) -> None:
-        for address in sorted(self._registered - {client.address for client in self.clients}):
-            log.info("worker registered at %s", address)
-            client = self._connect(address)
-            self.clients.append(client)
-            self._connecting[client] = connections.create_task(client.run())
-
-    def _part(self) -> None:
-        for client in list(self._connecting):
-            is_connected = client.models or client.status
-            if client.address not in self._registered and not is_connected:
-                log.info("worker at %s deregistered", client.address)
-                self.clients.remove(client)
-                self._connecting.pop(client).cancel()
-
-    def _drain(self) -> None:
-        """Sends each worker the requested draining state, repeatedly until the worker's status
-        shows it."""
-        for client in self.clients:
-            wanted = self._drains.get(client.instance_id)
-            if wanted is not None and client.status and client.status.draining != wanted:
-                client.drain(wanted)

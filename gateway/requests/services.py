@@ -9,7 +9,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
 from gateway.dispatch.failover import Failover
-from gateway.dispatch.fleet import NONE_SERVES, Fleet, WorkerDiscovery
+from gateway.dispatch.fleet import NONE_SERVES, Fleet
 from gateway.dispatch.in_flight import InFlightRequests, Outcomes
 from gateway.limits.admission import Admission
 from gateway.limits.database_clock import DatabaseClock
@@ -54,15 +54,13 @@ class Gateway:
         self.refusals = RefusalLimit(config.tenant_refusals_per_minute)
         self.admission = Admission(self.leases, self.refusals)
         self.body_pace = BodyPace()
-        self.discovery = WorkerDiscovery(clients, self._connect)
-        self.fleet = Fleet(self.discovery.clients)
+        self.fleet = Fleet(clients, self._connect)
         self.failover = Failover(self.fleet, config.failover_wait_s)
         self.in_flight_requests = InFlightRequests(Outcomes(), self._is_valid)
         self.key_uses = KeyUses()
         self.refused_keys = RefusedKeys(config.instance_id, config.pepper)
         self.wal = WriteAheadLog(config.wal, config.instance_id, max_bytes=config.max_wal_bytes)
-        self.catalog.watch(self.discovery.follow)
-        self.catalog.watch(self.fleet.want)
+        self.catalog.watch(self.fleet.follow)
 
     @property
     def standing(self) -> Standing:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.catalog.view import CatalogView
-from gateway.dispatch.fleet import WorkerDiscovery
+from gateway.dispatch.fleet import Fleet
 from store.periodic import repeat
 from store.records import CatalogSnapshot
-from workers.wire.client import WorkerClient
 
 Work = tuple[Coroutine[Any, Any, None], Callable[[], None]]
 """It, and how it is told that there is something to do."""
@@ -27,13 +26,13 @@ def repeated() -> Work:
     return repeat("nothing is done", nothing, 3600.0, wake), wake.set
 
 
-def discovery() -> Work:
-    kept = WorkerDiscovery([], WorkerClient)
+def followed() -> Work:
+    fleet = Fleet([])
     view = CatalogView(CatalogSnapshot(1, (), (), (), (), ()))
-    return kept.run(), lambda: kept.follow(view)
+    return fleet.run(), lambda: fleet.follow(view)
 
 
-@pytest.mark.parametrize("make", [repeated, discovery])
+@pytest.mark.parametrize("make", [repeated, followed])
 @pytest.mark.parametrize("num_ticks", range(5))
 async def test_it_ends_while_it_is_being_woken(make: Callable[[], Work], num_ticks: int) -> None:
     work, wake = make()

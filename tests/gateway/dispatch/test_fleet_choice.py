@@ -86,7 +86,7 @@ async def test_whoever_is_excluded_gets_nothing_and_then_nobody_is_left(house: H
     assert house.chosen(work(), first, third) == 1
     with pytest.raises(NoWorker):
         house.chosen(work(), first, second, third)
-    house.clients.remove(second)
+    house.fleet.clients.remove(second)
     with pytest.raises(NoWorker):
         house.chosen(work(), first, third)
 
