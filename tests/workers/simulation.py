@@ -22,6 +22,8 @@ from adapters.pool.source import (
 from adapters.pool.turns import AdapterTurns
 from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
+from memory.eviction.adapter_memory import AdapterMemory
+from memory.eviction.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, Slots, alone
 from workers.execution.engine import Engine, Event
@@ -48,7 +50,7 @@ from workers.wire.protocol import (
 )
 from workers.wire.request_check import RequestLimits
 
-PAGE_BYTES = 1024
+PAGE_BYTES = 16 << 10
 
 
 class StubTimes(LoadTimes):
@@ -210,7 +212,8 @@ class Simulation:
         self.pool = pool or StubPool(num_slots=4)
         self.pool.clock = self.clock
         arena = Arena(num_pages * PAGE_BYTES, 4 * PAGE_BYTES)
-        self.kv = KVCache(arena, "model", PAGE_BYTES)
+        source = MemoryBroker(arena, AdapterMemory(arena))
+        self.kv = KVCache(arena, "model", PAGE_BYTES, source=source)
         self.slots = Slots(max_num_seqs)
         self.scheduler = make_scheduler(
             self.kv,
