@@ -92,7 +92,8 @@ def exchanges(service: Service) -> dict[str, Exchange]:
         for path in GETS:
             send(f"GET {path}", path, "GET")
         for number, raw in enumerate(RAW):
-            send(f"raw {number}", "/v1/chat/completions", content=raw)
+            for route in ("chat/completions", "completions"):
+                send(f"raw {number} {route}", f"/v1/{route}", content=raw)
         worker.script = say("hello", per_step=1000)
         for headers in HEADERS:
             body = {"model": "tiny", "messages": HI, "max_tokens": 5}

@@ -199,7 +199,11 @@ GETS = (
     *("/", "/v1//models", "/v1/chat/completions", "/ping", "/version"),
 )
 """Routes that are requested with GET. The OpenAPI document is compared as an object."""
-RAW = (b"", b"{", b"[]", b"null", b'"text"', b'{"model": "tiny", "messages": "\xff"}', b"[" * 70000)
+RAW = (
+    *(b"", b"{", b"[]", b"null", b'"text"', b"\xff", b'{"model": "tiny", "messages": "\xff"}'),
+    *(b"[" * 70000, b'{"a":' * 70000, b'{"model": "tiny", "messages": ' + b"[" * 70000),
+    b'{"model": "tiny", "messages": ' + b"[" * 70000 + b"]" * 70000 + b"}",
+)
 """Bodies that are no request."""
 HEADERS: list[dict[str, str]] = [
     {"authorization": ""},
@@ -377,8 +381,54 @@ VLLM: list[dict[str, Any]] = [
 EMPTY: dict[str, Any] = dict.fromkeys(
     ("stop", "user", "seed", "temperature", "tools", "metadata", "logit_bias")
 )
+WRONG: dict[str, list[dict[str, Any]]] = {
+    "chat": [
+        {"logit_bais": {"5": 1}},
+        {"chat_template": "{{ 1 }}"},
+        {"use_beam_search": True},
+        {"best_of": 2},
+        {"service_tier": "gold"},
+        {"temperature": -1},
+        {"temperature": "1", "modalities": ["text"]},
+        {"top_p": -0.1},
+        {"top_logprobs": 21, "logprobs": True},
+        {"n": 16384},
+        {"stop": ["a"] * 65},
+        {"stop": "a" * 257},
+        *[{name: value} for name in ("max_tokens", "temperature", "stream", "user")
+          for value in ({}, [])],
+        {"stream_options": {"include_usage": []}, "stream": True},
+        {"seed": 1 << 63},
+        {"max_tokens": 0},
+        *[{"logit_bias": {"1": 1} | wrong, **more}
+          for wrong in ({"320": 1}, {"2": 101}, {"abc": 1}, {"2": None}, {"-3": 1})
+          for more in ({}, {"tools": None})],
+        {"logit_bias": {"5": 1}, "frobnicate": None},
+        {"stop_token_ids": [1, 999]},
+        {"metadata": {"a": "b", "c": 1}},
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        *[{"model": name} for name in (
+            "nonsense", "secret", "globex/secret", "acme/tiny", "support-bot@nonsense",
+            "support-bot@8", "support-bot@", "support-bot@07x", "support-bot@" + "9" * 20,
+            "/support-bot", "acme/acme/support-bot", "tiny@prod", "@7", "../../etc/passwd",
+            "z" * 10_000)],
+    ],
+    "text": [
+        {"logprobs": 21},
+        {"max_tokens": 0},
+        {"prompt": ""},
+        {"prompt": [[]]},
+        {"prompt": ["a", 1]},
+        {"prompt": [320]},
+        {"prompt": [-1]},
+        {"prompt": ["a"] * 129},
+        {"prompt": ["a"] * 65, "n": 2},
+    ],
+}  # fmt: skip
+"""Values and models that are refused, most by the name of a field."""
 WHOLE: dict[str, list[dict[str, Any]]] = {
     "chat": [
+        *WRONG["chat"],
         SAMPLED | {"max_completion_tokens": 9},
         *[{name: value} for name, values in NOTHING.items() for value in values],
         EMPTY,
@@ -434,6 +484,7 @@ WHOLE: dict[str, list[dict[str, Any]]] = {
     ],
     "text": [
         SAMPLED,
+        *WRONG["text"],
         *[{name: value} for name, values in NOTHING.items() for value in values],
         EMPTY,
         *CONSTRAINED,
