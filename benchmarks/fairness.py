@@ -62,7 +62,6 @@ def scheduling_cost(*, is_blocked: bool) -> float:
         pool=StubPool(num_slots=1, delay_steps=1 << 30),
         bounds=QueueBounds(max_requests=1 << 20, max_wait_s=1e9),
     )
-    market.slots.free_slots = list(range(2 * NUM_RUNNING))
     for number in range(NUM_RUNNING):
         market.offer(ask(rng, f"t{number}", 20, 2000))
     for _ in range(10):
@@ -75,9 +74,9 @@ def scheduling_cost(*, is_blocked: bool) -> float:
         begin = time.perf_counter()
         schedule = market.scheduler.schedule(market.clock.now)
         seconds.append(time.perf_counter() - begin)
-        output = market.runner.launch(
-            build_step_input(schedule.items, BlockTables(market.kv.pool))
-        ).result()
+        tables, commands = BlockTables(market.kv.pool), market.scheduler.commands.take()
+        step = build_step_input(schedule.items, tables, commands)
+        output = market.runner.launch(step).result()
         market.scheduler.update(schedule, [len(result.tokens) for result in output.sequences])
         for item in schedule.items:
             item.sequence.tokens.append(0)

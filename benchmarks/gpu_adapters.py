@@ -28,6 +28,8 @@ def adapter_rows(bench: Bench, ops: Ops, shape: Shape) -> Iterator[dict[str, Any
         def copy(payload: Tensor = payload, there: Tensor = there) -> None:
             with ops.side_stream("adapters"):
                 there.copy_(payload, non_blocking=True)
+                copied = ops.record_event()
+            copied.synchronize()
 
         yield {
             "model": shape.name,

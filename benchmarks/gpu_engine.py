@@ -21,9 +21,10 @@ from benchmarks.shaped_model import TINY, Batch, ShapedModel
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from ops.base import PAGE_TOKENS, AdapterTables, ForwardBatch, LoRABatch
-from workers.execution.batch import TokenBuffer
+from ops.commands import PendingCommands
+from workers.execution.batch import ModelBuffers
 from workers.execution.engine import Engine
-from workers.execution.graph_runner import GraphRunner, Limits
+from workers.execution.graph_runner import GraphRunner, Limits, compute_logits
 from workers.execution.model_runner import ModelRunner
 from workers.models.loading import LoadedModel
 from workers.observe.report import EngineReport
@@ -189,14 +190,18 @@ def make_engine(
     tables = AdapterTables(tables.a_offset + first, tables.b_offset + first, tables.rank)
     del lora
     kv = KVCache(arena, "model", page_bytes)
-    buffer = TokenBuffer(rows, max_len, device)
+    tokens = torch.zeros(rows, max_len, dtype=torch.int32, device=device)
     pool = FixedAdapters({str(slot): rank for slot, rank in enumerate(ranks)})
     num_slots, vocab = len(tables.rank), model.shape.vocab
     max_tokens = 2048
-    parts = cast(LoadedModel, Shaped(model, max_len)), model.ops, memory, buffer, tables
+    buffers = ModelBuffers(memory, tokens, tables)
+    parts = cast(LoadedModel, Shaped(model, max_len)), model.ops, buffers
     limits = Limits.of(rows, max_tokens, max_len, num_slots, vocab)
-    runner = ModelRunner(*parts, GraphRunner.of(limits, *parts) if graphs else None)
-    scheduler = fair_scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=max_tokens)
+    compute = partial(compute_logits, parts[0], buffers)
+    runner = ModelRunner(*parts, GraphRunner(limits, model.ops, compute) if graphs else None)
+    scheduler = fair_scheduler(
+        *(kv, pool, PendingCommands()), max_num_seqs=rows, max_batched_tokens=max_tokens
+    )
     ring = StepRing()
     info = ModelInfo("model", "model", max_len)
     engine = Engine(

@@ -165,7 +165,7 @@ def _streams(device: torch.device) -> Rows:
     other = torch.empty_like(x)
 
     def work() -> Tensor:
-        with ops.side_stream("adapters", waits=False):
+        with ops.side_stream("adapters"):
             other.copy_(host, non_blocking=True)
         return x.add_(1)
 

@@ -12,8 +12,9 @@ from adapters.pool.source import FixedAdapters
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from ops.base import AdapterTables
+from ops.commands import PendingCommands
 from ops.reference import ReferenceOps
-from workers.execution.batch import TokenBuffer
+from workers.execution.batch import ModelBuffers
 from workers.execution.engine import Engine
 from workers.execution.model_runner import ModelRunner
 from workers.execution.observer import NoObserver
@@ -43,27 +44,26 @@ def random_model(folder: Path, ops: ReferenceOps) -> LoadedModel:
 
 
 def random_adapters(plan: ModelPlan, count: int, begin: int) -> tuple[torch.Tensor, AdapterTables]:
-    """Returns random factors as bytes, and tables of their offsets, which begin at `begin`."""
+    """Returns memory with random factors from `begin` on, and tables of the factors' offsets."""
     shape, end = plan.shape, begin
     a, b, rank = torch.zeros(3, count, shape.num_layers + 1, len(shape.projections)).long()
     for at in torch.nonzero(rank[:, :-1] == 0).tolist():
         k, n = shape.projection_shape(at[1], shape.projections[at[2]])
         a[*at], b[*at], rank[*at], end = end, end + 4 * RANK * k, RANK, end + 4 * RANK * (k + n)
-    return (torch.randn((end - begin) // 4) / 2).view(torch.uint8), AdapterTables(a, b, rank.int())
+    return (torch.randn(end // 4) / 2).view(torch.uint8), AdapterTables(a, b, rank.int())
 
 
 def run(names: list[str]) -> dict[int, list[int]]:
     torch.manual_seed(0)
-    ops, adapters = ReferenceOps(), FixedAdapters(dict.fromkeys(names, RANK))
-    buffer = TokenBuffer(NUM_SEQS, 128, ops.device)
+    ops, pool = ReferenceOps(), FixedAdapters(dict.fromkeys(names, RANK))
     with tempfile.TemporaryDirectory() as folder:
         model = random_model(Path(folder), ops)
-    page = model.plan.kv_layout.page_bytes
+    page, commands = model.plan.kv_layout.page_bytes, PendingCommands()
     kv = KVCache(Arena(NUM_PAGES * page, 4 * page, first_byte=page), "model", page)
-    pages = torch.zeros((NUM_PAGES + 1) * page, dtype=torch.uint8)
-    factors, tables = random_adapters(model.plan, len(names), len(pages))
-    runner = ModelRunner(model, ops, torch.cat([pages, factors]), buffer, tables)
-    scheduler = Scheduler(kv, adapters, buffer, FifoPolicy(64), OpenIntake(), max_num_seqs=NUM_SEQS)
+    memory, tables = random_adapters(model.plan, len(names), (NUM_PAGES + 1) * page)
+    buffers = ModelBuffers(memory, torch.zeros(NUM_SEQS, 128, dtype=torch.int32), tables)
+    runner = ModelRunner(model, ops, buffers)
+    scheduler = Scheduler(kv, pool, commands, FifoPolicy(64), OpenIntake(), max_num_seqs=NUM_SEQS)
     parts = ModelInfo("model", "model", 128), scheduler, runner, NoObserver(), Unconstrained()
     engine = Engine(*parts, RequestLimits(128, NUM_PAGES, 64, frozenset([0])), clock=monotonic)
     params = SamplingParams(8, seed=0, temperature=0.0)

@@ -15,7 +15,7 @@ serving dtype.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, runtime_checkable
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ops.block_matrix import Weight
+from ops.commands import TableRows
 
 PAGE_TOKENS = 16
 """Number of tokens in a KV page, the same on every backend."""
@@ -39,9 +40,9 @@ the last layer of the tables. This layer follows the layers of the model."""
 
 Activation = Literal["silu", "gelu_tanh"]
 
-StreamName = Literal["adapters", "tables", "weights"]
-"""Names of side streams. Each kind of copy has its own stream, so that copies of table entries do
-not wait for copies of weights."""
+StreamName = Literal["adapters", "weights"]
+"""Names of side streams. Each kind of copy has its own stream, so that copies of adapters do not
+wait for copies of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,21 +135,6 @@ class QKNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class TableRows:
-    """Location of the rows that an adapter replaces in the embedding or in the output matrix.
-    Offsets are in bytes from the start of the adapter's image or of the arena.
-
-    ids: offset of the token ids of the rows, int32 [count], ascending. rows: offset of the rows,
-    [count, width] in the serving dtype.
-    """
-
-    count: int
-    width: int
-    ids: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReplacedRows:
     """Rows of a table [V, K] as an adapter replaces them for rows first..end - 1 of the batch.
 
@@ -163,7 +149,8 @@ class ReplacedRows:
 
 @dataclass(frozen=True, slots=True)
 class AdapterTables:
-    """Locations of each resident adapter's factors. A slot is rewritten in place at each load.
+    """Locations of each resident adapter's factors. Commands of a step (`ops.commands`) rewrite a
+    slot in place.
 
     L is the number of layers, and P that of a layer's projections that adapters may touch.
 
@@ -182,9 +169,15 @@ class AdapterTables:
     a_offset: Tensor
     b_offset: Tensor
     rank: Tensor
-    replaced: dict[int, dict[int, TableRows]] = field(
-        default_factory=dict[int, dict[int, TableRows]]
+    replaced: dict[int, Mapping[int, TableRows]] = field(
+        default_factory=dict[int, Mapping[int, TableRows]]
     )
+
+    @classmethod
+    def empty(cls, size: tuple[int, int, int], device: torch.device) -> AdapterTables:
+        """Returns tables of the size [slots, L + 1, P] whose ranks are all 0."""
+        a_offset, b_offset = torch.zeros((2, *size), dtype=torch.int64, device=device)
+        return cls(a_offset, b_offset, torch.zeros(size, dtype=torch.int32, device=device))
 
     def replaces_rows(self, slots: NDArray[Any]) -> bool:
         """Returns whether an adapter in these slots has own rows of a table. slots: host array."""
@@ -395,7 +388,7 @@ class HostOps:
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         return work
 
-    def side_stream(self, name: StreamName, *, waits: bool = True) -> AbstractContextManager[None]:
+    def side_stream(self, name: StreamName) -> AbstractContextManager[None]:
         return nullcontext()
 
     def record_event(self) -> DeviceEvent:
@@ -533,10 +526,10 @@ class Device(Protocol):
         time."""
         ...
 
-    def side_stream(self, name: StreamName, *, waits: bool = True) -> AbstractContextManager[None]:
+    def side_stream(self, name: StreamName) -> AbstractContextManager[None]:
         """Returns a context whose work is submitted to the named stream. The work runs concurrently
-        with the steps in flight, so it must not use their memory. Work of one stream runs in order.
-        waits: whether the end of the context blocks until the work is done."""
+        with the steps in flight, so it must not use their memory. Work of one stream runs in
+        order."""
         ...
 
     def record_event(self) -> DeviceEvent:

@@ -214,15 +214,12 @@ class CudaOps:
         return replay
 
     @contextmanager
-    def side_stream(self, name: StreamName, *, waits: bool = True) -> Iterator[None]:
+    def side_stream(self, name: StreamName) -> Iterator[None]:
         if self.device.type == "cpu":
             yield
             return
-        stream = self._streams[name]
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self._streams[name]):
             yield
-        if waits:
-            stream.synchronize()
 
     def record_event(self) -> DeviceEvent:
         if self.device.type == "cpu":

@@ -26,14 +26,14 @@ from benchmarks.gpu_ops import long_rows, op_rows, prefill_rows
 from benchmarks.gpu_timing import Bench
 from benchmarks.gpu_tuning import attention_rows, beside_rows, form_rows, sampling_rows
 from benchmarks.shaped_model import LLAMA_8B, Batch, ShapedModel
-from ops.base import DeviceEvent, KVCacheView, PassedEvent, StreamName
+from ops.base import DeviceEvent, PassedEvent, StreamName
 from ops.copies import upload
 from ops.cuda import CudaOps
 from tests.workers.driver import Driver
 from tests.workers.process.test_gpu_worker import Models
 from tools.late_kernels import UnrunWorker
 from tools.triton_driver import SHARED_BYTES, run_nothing
-from workers.execution.batch import BatchInputs, TokenBuffer, build_inputs, forward_batch
+from workers.execution.batch import BatchInputs, ModelBuffers, build_inputs
 from workers.execution.warm_up import every_form
 
 META = torch.device("meta")
@@ -55,7 +55,7 @@ class MetaOps(CudaOps):
         return work
 
     @contextmanager
-    def side_stream(self, name: StreamName, *, waits: bool = True) -> Iterator[None]:
+    def side_stream(self, name: StreamName) -> Iterator[None]:
         yield
 
     def record_event(self) -> DeviceEvent:
@@ -89,12 +89,12 @@ def run_stages() -> None:
 def run_steps(model: ShapedModel) -> None:
     """Runs the forward passes that an engine runs at its warm-up."""
     tables = model.adapters(1, (64,)).tables
-    buffer = TokenBuffer(1, MAX_LEN, META)
-    view = KVCacheView(torch.empty(1 << 30, dtype=torch.uint8, device=META), model.layout)
+    tokens = torch.zeros(1, MAX_LEN, dtype=torch.int32, device=META)
+    buffers = ModelBuffers(torch.empty(1 << 30, dtype=torch.uint8, device=META), tokens, tables)
     for step in every_form(MAX_LEN, max_tokens=2048, max_rank=64):
         inputs, shape = build_inputs(step)
         tensors = BatchInputs[Tensor](*upload([*inputs], META))
-        batch = forward_batch(tensors, shape, buffer, view, tables)
+        batch = buffers.forward_batch(tensors, shape, model.layout)
         model.hidden(Batch(batch.input_ids, batch.attention, batch.kv, batch.lora))
 
 

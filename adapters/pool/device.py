@@ -1,4 +1,4 @@
-"""Places adapters of one base model on the device, and writes the tables that ops read."""
+"""Places adapters of one base model on the device, and orders the entries of its tables."""
 
 from __future__ import annotations
 
@@ -17,75 +17,8 @@ from memory.accounts import Ask, Holdings, Tenant
 from memory.errors import require
 from memory.eviction.adapter_memory import AdapterMemory, Placement
 from memory.eviction.broker import MemoryBroker, Refusals
-from ops.base import AdapterTables, Ops
-
-
-class Slots:
-    """Slots of the adapter tables. A slot whose ranks are all 0 serves no sequence."""
-
-    def __init__(self, count: int, num_layers: int, num_projections: int, ops: Ops) -> None:
-        size = (count, num_layers + 1, num_projections)
-        self.tables = AdapterTables(
-            a_offset=torch.zeros(size, dtype=torch.int64, device=ops.device),
-            b_offset=torch.zeros(size, dtype=torch.int64, device=ops.device),
-            rank=torch.zeros(size, dtype=torch.int32, device=ops.device),
-        )
-        self.count = count
-        self._ops = ops
-        self._free = list(reversed(range(count)))
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    def allocate(self) -> int:
-        """Allocates a slot. There must be a free slot."""
-        return self._free.pop()
-
-    def free(self, slot: int) -> None:
-        """Frees a slot that is no longer read."""
-        self.tables.replaced.pop(slot, None)
-        with self._ops.side_stream("tables"):
-            self.tables.rank[slot].zero_()
-        self._free.append(slot)
-
-    def write(self, slot: int, image: ImageTables, placement: Placement) -> int:
-        """Writes the slot's table entries for a placed image. Returns the image's largest rank."""
-        starts = np.array([piece.start for piece in placement.pieces])
-        shifts = np.array([piece.offset - piece.start for piece in placement.pieces])
-
-        def moved(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-            return offsets + shifts[np.searchsorted(starts, offsets, "right") - 1]
-
-        with self._ops.side_stream("tables"):
-            self.tables.a_offset[slot] = torch.from_numpy(moved(image.a_offset))
-            self.tables.b_offset[slot] = torch.from_numpy(moved(image.b_offset))
-            self.tables.rank[slot] = torch.from_numpy(image.rank.copy())
-        if image.replaced:
-            self.tables.replaced[slot] = {}
-        for module, rows in image.replaced.items():
-            ids, first = moved(np.array([rows.ids, rows.rows])).tolist()
-            self.tables.replaced[slot][module] = replace(rows, ids=ids, rows=first)
-        return int(image.rank.max())
-
-    def check_integrity(self, placements: dict[int, Placement], serving: set[int]) -> None:
-        """Raises IntegrityError unless each slot is free or has a placement, exactly the slots in
-        `serving` have ranks, and these slots' factors are inside the pieces of their placements."""
-        slots = sorted([*placements, *self._free])
-        require(slots == list(range(self.count)), f"slots {slots}")
-        ranks = self.tables.rank.cpu()
-        with_ranks = set(torch.nonzero(ranks.flatten(1).any(dim=1)).flatten().tolist())
-        require(with_ranks == serving, f"slots {with_ranks} have ranks, {serving} serve")
-        replaced = self.tables.replaced
-        require(replaced.keys() <= serving, f"slots {set(replaced)} replace rows")
-        for table in (self.tables.a_offset.cpu(), self.tables.b_offset.cpu()):
-            for slot in serving:
-                offsets = table[slot][ranks[slot] > 0]
-                num_inside = sum(
-                    int(((offsets >= offset) & (offsets < offset + stop - start)).sum())
-                    for offset, start, stop in placements[slot].pieces
-                )
-                require(num_inside == len(offsets), f"slot {slot}: factors outside of its pieces")
+from ops.base import DeviceEvent, Ops
+from ops.commands import ClearSlot, PendingCommands, TableRows, WriteSlot
 
 
 class DeviceTier:
@@ -103,18 +36,26 @@ class DeviceTier:
         broker: MemoryBroker,
         *,
         ops: Ops,
+        commands: PendingCommands,
+        copies: dict[int, DeviceEvent],
         shape: BaseModelShape,
         num_slots: int,
         clock: Callable[[], float],
     ) -> None:
         """memory: uint8 tensor on the device. placements: allocator of parts of `memory`. broker:
-        evicts items from `memory`. The caller must add the tier to the broker."""
+        evicts items from `memory`. The caller must add the tier to the broker. commands: get a
+        command for each slot that an adapter gets or loses. copies: get the end of each copy, by
+        slot."""
         self._memory = memory
         self.placements = placements
         self._broker = broker
         self._ops = ops
+        self.commands = commands
+        self._copies = copies
+        self._table_shape = shape.num_layers + 1, len(shape.projections)
         self._clock = clock
-        self.slots = Slots(num_slots, shape.num_layers, len(shape.projections), ops)
+        self.num_slots = num_slots
+        self._free_slots = list(reversed(range(num_slots)))
         self.resident: dict[Placement, AdapterEntry] = {}
         self._refused = Refusals(broker, clock)
         self.is_here = True
@@ -129,7 +70,7 @@ class DeviceTier:
     def poll(self) -> None:
         """Allows failed allocations to be tried again once memory or slots have become free."""
         num_idle = sum(each.is_idle and not each.is_awaited for each in self.resident.values())
-        self._refused.look(self.slots.num_free, num_idle)
+        self._refused.look(len(self._free_slots), num_idle)
 
     def place(self, entry: AdapterEntry, image: AdapterImage) -> Callable[[], AdapterImage] | None:
         """Allocates memory and a table slot for the image, evicting idle adapters and KV pages.
@@ -138,7 +79,7 @@ class DeviceTier:
         if self._refused.includes(account, num_bytes):
             return None
         is_first = self._is_first(account)
-        if not self.slots.num_free and not self._free_slot(account, is_first=is_first):
+        if not self._free_slots and not self._free_slot(account, is_first=is_first):
             self._refused.add(account, 0)
             return None
         ends = image.tables.factor_ends(num_bytes)
@@ -147,7 +88,8 @@ class DeviceTier:
             self._refused.add(account, num_bytes)
             return None
         entry.load_times.num_evicted = self._broker.num_evictions - num_before
-        entry.placement, entry.slot = placement, self.slots.allocate()
+        slot = self._free_slots.pop()
+        entry.placement, entry.slot = placement, slot
         self.resident[placement] = entry
 
         def copy() -> AdapterImage:
@@ -156,14 +98,23 @@ class DeviceTier:
                 for offset, start, stop in placement.pieces:
                     target = self._memory[offset : offset + stop - start]
                     target.copy_(payload[start:stop], non_blocking=True)
+                event = self._copies[slot] = self._ops.record_event()
+            # Steps would wait if they used the adapter earlier.
+            event.synchronize()
             return image
 
         return copy
 
     def serve(self, entry: AdapterEntry, image: AdapterImage) -> None:
-        """Writes the tables of an adapter whose image has been copied."""
+        """Makes the next step write the tables of an adapter whose image has been copied."""
         assert entry.slot is not None and entry.placement is not None
-        entry.max_rank = self.slots.write(entry.slot, image.tables, entry.placement)
+        tables = image.tables
+        shapes = {table.shape for table in (tables.rank, tables.a_offset, tables.b_offset)}
+        if shapes != {self._table_shape}:
+            raise ValueError(f"the tables have shapes {shapes}, not {self._table_shape}")
+        command = write_slot(entry.slot, image.tables, entry.placement)
+        self.commands.slots[entry.slot] = command
+        entry.max_rank = int(command.rank.max())
         entry.num_unpaid_bytes = image.num_bytes
 
     def charge(self, entry: AdapterEntry, tenant: Tenant) -> None:
@@ -176,7 +127,8 @@ class DeviceTier:
     def free(self, entry: AdapterEntry) -> None:
         """Frees the adapter's memory and slot. The adapter must be neither leased nor loading."""
         if entry.slot is not None and entry.placement is not None:
-            self.slots.free(entry.slot)
+            self.commands.slots[entry.slot] = ClearSlot(entry.slot)
+            self._free_slots.append(entry.slot)
             self.placements.free(entry.placement)
             del self.resident[entry.placement]
             entry.placement = entry.slot = None
@@ -213,12 +165,12 @@ class DeviceTier:
         """Whether the adapter `other` would be evicted for `entry` once `other` is idle."""
         is_first = self._is_first(entry.account)
         asks = [Ask(self._broker.bytes_held, entry.account, entry.image_bytes, is_first=is_first)]
-        if not self.slots.num_free:
+        if not self._free_slots:
             asks.append(self._ask_for_slot(entry.account, is_first=is_first))
         return all(ask.may_take([other.account]) for ask in asks)
 
     def check_integrity(self, entries: Collection[AdapterEntry]) -> None:
-        """Raises IntegrityError unless slots, placements, tables and leases agree."""
+        """Raises IntegrityError unless slots, placements and leases agree."""
         placed = {entry.placement: entry for entry in entries if entry.placement is not None}
         require(placed == self.resident, f"{len(placed)} on the device")
         for entry in entries:
@@ -226,14 +178,11 @@ class DeviceTier:
             require((entry.placement is None) == (entry.slot is None), f"{name}: half placed")
             require(entry.leases >= 0, f"{name}: {entry.leases} leases")
             require(entry.leases == 0 or entry.is_ready, f"{name}: leased, not on the device")
-        slots: dict[int, Placement] = {}
         for placement, entry in placed.items():
             account = self.placements.account_of(placement)
             require(account == entry.account, f"{entry.digest[:12]} is charged to another account")
-            if entry.slot is not None:
-                slots[entry.slot] = placement
-        serving = {e.slot for e in placed.values() if e.slot is not None and e.is_ready}
-        self.slots.check_integrity(slots, serving)
+        slots = sorted([*self._free_slots, *(e.slot for e in entries if e.slot is not None)])
+        require(slots == list(range(self.num_slots)), f"slots {slots}")
         self.placements.check_integrity()
         self._broker.check_integrity()
 
@@ -246,3 +195,19 @@ class DeviceTier:
         accounts = self._broker.bytes_held.accounts
         slots = Holdings(accounts, ((e.account, 1) for e in self.resident.values()))
         return Ask(slots, account, 1, is_first=is_first)
+
+
+def write_slot(slot: int, image: ImageTables, placement: Placement) -> WriteSlot:
+    """Returns the command that writes the table entries of an image that is placed there."""
+    starts = np.array([piece.start for piece in placement.pieces])
+    shifts = np.array([piece.offset - piece.start for piece in placement.pieces])
+
+    def moved(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        return offsets + shifts[np.searchsorted(starts, offsets, "right") - 1]
+
+    replaced: dict[int, TableRows] = {}
+    for module, rows in image.replaced.items():
+        ids, first = moved(np.array([rows.ids, rows.rows])).tolist()
+        replaced[module] = replace(rows, ids=ids, rows=first)
+    offsets = moved(image.a_offset), moved(image.b_offset)
+    return WriteSlot(slot, *offsets, image.rank.copy(), replaced)

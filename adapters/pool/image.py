@@ -26,7 +26,7 @@ from adapters.pool.load_cost import LoadCost
 from adapters.pool.lora import ALIGNMENT
 from adapters.pool.packed_image import AdapterImage, ImageTables
 from memory.eviction.tier import Tier
-from ops.base import TableRows
+from ops.commands import TableRows
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from adapters.format.tensor_headers import TensorEntry
 from adapters.format.validator import IMAGE_ALIGNMENT, AdapterFiles, StoredAdapter, read_adapter
 from adapters.manifest import PROJECTIONS, BaseModelShape
 from adapters.pool.packed_image import ImageTables
-from ops.base import TableRows
+from ops.commands import TableRows
 
 ALIGNMENT = IMAGE_ALIGNMENT
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ops.base import PROJECTIONS, TableRows
+from ops.base import PROJECTIONS
+from ops.commands import TableRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class AdapterPool:
             if not entry.is_awaited:
                 del self.awaited[entry]
                 entry.forget()
-        num_bytes, num_slots = self.device.share_bytes // 2, self.device.slots.count // 2
+        num_bytes, num_slots = self.device.share_bytes // 2, self.device.num_slots // 2
         for entry in self._pins.values():
             size = AdapterMemory.rounded(entry.image_bytes)
             entry.is_pinned = 0 < size <= num_bytes and num_slots > 0

@@ -29,10 +29,12 @@ from memory.eviction.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
 from memory.reuse import ReuseByKey
-from ops.base import PROJECTIONS, FusedLinear, LoRABatch
+from ops.base import PROJECTIONS, AdapterTables, FusedLinear, LoRABatch
+from ops.commands import Command, PendingCommands
 from ops.reference import ReferenceOps
 from tests.adapters.files import BASE, stage_adapter
 from tests.memory.holder import page_keys
+from workers.execution.batch import ModelBuffers
 from workers.layers.segments import build_segments
 
 T = TypeVar("T")
@@ -101,6 +103,22 @@ def evict_one(device: DeviceTier) -> bool:
     return victim is not None
 
 
+class AppliedCommands(PendingCommands):
+    """Those of adapter slots change the buffers when they are taken, as a runner would."""
+
+    def __init__(self, buffers: ModelBuffers) -> None:
+        super().__init__()
+        self.buffers = buffers
+
+    def take(self) -> list[Command]:
+        self.apply()
+        return super().take()
+
+    def apply(self) -> None:
+        for command in self.slots.values():
+            self.buffers.apply(command)
+
+
 class House:
     """Store, arena, clock and pool together. Adapter `i` has a rank of ranks[i]. adapter_units:
     floor and ceiling. extent_units: of each extent, in units too. has_threads: loads run on the
@@ -148,9 +166,14 @@ class House:
 
     def make_pool(self, *, has_threads: bool = False) -> AdapterPool:
         """Of another base model of the same worker, where one is there."""
+        size = self.num_slots, BASE.num_layers + 1, len(PROJECTIONS)
+        tables = AdapterTables.empty(size, self.ops.device)
+        buffers = ModelBuffers(self.arena, torch.empty(0), tables)
         device = DeviceTier(
             *(self.arena, self.placements, self.broker),
             ops=self.ops,
+            commands=AppliedCommands(buffers),
+            copies=buffers.copies,
             shape=BASE,
             num_slots=self.num_slots,
             clock=lambda: self.now,
@@ -249,11 +272,36 @@ class House:
     def on_device(self) -> set[int]:
         return {i for i in range(len(self.refs)) if self.tier(i) == "device"}
 
+    @property
+    def tables(self) -> AdapterTables:
+        """As the next step of the pool's model sees them."""
+        commands = self.pool.device.commands
+        assert isinstance(commands, AppliedCommands)
+        commands.apply()
+        return commands.buffers.tables
+
     def check(self, held: Sequence[int] = ()) -> None:
         self.pool.check_integrity()
+        self._check_tables()
         self.kv.check_integrity(held)
         self.placements.check_integrity()
         self.map.check_integrity()
+
+    def _check_tables(self) -> None:
+        """Exactly the slots of loaded adapters have ranks, and factors inside of the adapters'
+        pieces."""
+        tables, entries = self.tables, self.pool.entries.values()
+        serving = {e.slot: e.placement for e in entries if e.slot is not None and e.is_ready}
+        assert {*tables.rank.flatten(1).any(1).nonzero().flatten().tolist()} == serving.keys()
+        assert tables.replaced.keys() <= serving.keys()
+        for slot, placement in serving.items():
+            assert placement is not None
+            for table in (tables.a_offset, tables.b_offset):
+                offsets = table[slot][tables.rank[slot] > 0]
+                inside = torch.zeros(len(offsets), dtype=torch.bool)
+                for offset, start, stop in placement.pieces:
+                    inside |= (offsets >= offset) & (offsets < offset + stop - start)
+                assert inside.all()
 
     def delta(self, slot: int, layer: int, projection: int) -> torch.Tensor:
         """(x A^T) B of a slot for x = identity, by the reference op: [in, out]."""
@@ -263,7 +311,7 @@ class House:
         batch = LoRABatch(
             arena=self.arena,
             dtype=torch.float32,
-            tables=self.pool.device.slots.tables,
+            tables=self.tables,
             segment_start=torch.from_numpy(start),
             segment_slot=torch.from_numpy(slots),
             max_rank=256,

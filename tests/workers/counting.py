@@ -52,9 +52,9 @@ class CountingRunner:
         num_attended = 0
         for slot, start, end in _spans(step):
             num_attended += (end - start) * start
-            if not self._slots.is_taken(slot):
+            sequence = self._slots.user(slot)
+            if sequence is None:
                 continue  # a step of no sequence, which is timed
-            sequence = self._slots.sequence(slot)
             request = sequence.request
             num_new = end - max(self._computed[request.id], start)
             cost = int(PREFILL_COST if sequence.place.is_pending else DECODE_COST) * max(num_new, 0)
@@ -77,9 +77,10 @@ class CountingRunner:
         return output
 
     def _draw(self, slot: int) -> int:
-        if not self._slots.is_taken(slot):
+        user = self._slots.user(slot)
+        if user is None:
             return 0
-        number = self._slots.sequence(slot).request.id
+        number = user.request.id
         self._generated[number] += 1
         return END if self._generated[number] == self.answers.get(number) else 0
 

@@ -20,8 +20,8 @@ from ops.base import (
     KVCacheView,
     LoRABatch,
     Ops,
-    TableRows,
 )
+from ops.commands import TableRows
 from tests.adapters.files import listed
 from workers.layers.table_rows import with_rows
 from workers.models.loading import LoadedModel
@@ -53,12 +53,8 @@ class PagedModel:
         order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(7))
         self.free = [self.pages_start + int(page) * page_bytes for page in order]
         modules = model.plan.shape
-        shape = (MAX_SLOTS, modules.num_layers + 1, len(modules.projections))
-        self.tables = AdapterTables(
-            torch.zeros(shape, dtype=torch.int64),
-            torch.zeros(shape, dtype=torch.int64),
-            torch.zeros(shape, dtype=torch.int32),
-        )
+        size = MAX_SLOTS, modules.num_layers + 1, len(modules.projections)
+        self.tables = AdapterTables.empty(size, self.arena.device)
         self.end = page_bytes
 
     def unload_adapters(self) -> None:

@@ -25,6 +25,7 @@ from memory.arena import Arena
 from memory.eviction.adapter_memory import AdapterMemory
 from memory.eviction.broker import MemoryBroker
 from memory.kv_cache import KVCache
+from ops.commands import PendingCommands
 from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, Slots, alone
 from workers.execution.engine import Engine, Event
 from workers.execution.observer import NoObserver, StepObserver
@@ -214,11 +215,11 @@ class Simulation:
         arena = Arena(num_pages * PAGE_BYTES, 4 * PAGE_BYTES)
         source = MemoryBroker(arena, AdapterMemory(arena))
         self.kv = KVCache(arena, "model", PAGE_BYTES, source=source)
-        self.slots = Slots(max_num_seqs)
+        self.slots = Slots()
         self.scheduler = make_scheduler(
             self.kv,
             self.pool,
-            self.slots,
+            PendingCommands(),
             max_num_seqs=max_num_seqs,
             max_batched_tokens=max_batched_tokens,
             max_token_gap_s=max_token_gap_s,
@@ -305,7 +306,7 @@ class Simulation:
         self.kv.check_integrity(held=())
         assert self.kv.num_free == self.kv.num_total
         assert not self.pool.is_busy
-        assert len(set(self.slots.free_slots)) == len(self.slots.free_slots) == 8
+        assert sorted(self.scheduler._free_slots) == [*range(self.scheduler.max_num_seqs)]
 
 
 def generate(

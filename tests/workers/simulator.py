@@ -9,12 +9,13 @@ any batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 
 from memory.page_key import PAGE_TOKENS
+from ops.commands import Command, WriteTokens
 from workers.execution.step_input import (
     PendingStep,
     ScoreInput,
@@ -73,31 +74,29 @@ def alone(request: Generate) -> list[int]:
 class Slots:
     """The token buffer: what a step draws is written there, and the next one reads it there."""
 
-    def __init__(self, count: int) -> None:
-        self.free_slots = list(range(count))
+    def __init__(self) -> None:
         self.tokens: dict[int, dict[int, int]] = {}
         self.scheduler: Scheduler | None = None
         """Set by a simulation: to look at what the device is not told."""
 
-    def is_taken(self, slot: int) -> bool:
-        return slot in self.tokens and slot not in self.free_slots
-
-    def sequence(self, slot: int) -> Sequence:
-        """The live sequence in the slot."""
+    def user(self, slot: int) -> Sequence | None:
+        """The live sequence in the slot, if any."""
         assert self.scheduler is not None
         users = [*self.scheduler.running, *self.scheduler.leaving]
-        return next(sequence for sequence in users if sequence.slot == slot)
+        return next((sequence for sequence in users if sequence.slot == slot), None)
 
-    def write(self, slot: int, position: int, tokens: list[int]) -> None:
-        self.tokens[slot].update(enumerate(tokens, position))
+    def sequence(self, slot: int) -> Sequence:
+        user = self.user(slot)
+        assert user is not None
+        return user
 
-    def allocate(self, tokens: list[int]) -> int:
-        slot = self.free_slots.pop()
-        self.tokens[slot] = dict(enumerate(tokens))
-        return slot
-
-    def free(self, slot: int) -> None:
-        self.free_slots.append(slot)
+    def apply(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if not isinstance(command, WriteTokens):
+                continue
+            if not command.position:
+                self.tokens[command.slot] = {}
+            self.tokens[command.slot].update(enumerate(command.tokens.tolist(), command.position))
 
 
 @dataclass
@@ -120,6 +119,7 @@ class SimulatedRunner:
 
     def launch(self, step: StepInput) -> PendingStep:
         self.num_steps += 1
+        self.slots.apply(step.commands)
         self.clock.now += self.seconds_per_token * int(step.counts.sum())
         slots = step.adapter_slots.tolist()
         boundaries = sum(a != b for a, b in pairwise(slots))

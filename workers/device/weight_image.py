@@ -109,7 +109,7 @@ class WeightImage:
 
     def _copy(self) -> list[DeviceEvent]:
         events: list[DeviceEvent] = []
-        with self._ops.side_stream("weights", waits=False):
+        with self._ops.side_stream("weights"):
             for part in self.parts:
                 self._addresses.tensor[part].copy_(self._host[part], non_blocking=True)
                 events.append(self._ops.record_event())

@@ -1,15 +1,24 @@
-"""Token buffer of a model, and the conversion of a `StepInput` to kernel inputs."""
+"""Device buffers of a model, and the conversion of a `StepInput` to kernel inputs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ops.base import AdapterTables, AttentionBatch, ForwardBatch, KVCacheView, LoRABatch
+from ops.base import (
+    AdapterTables,
+    AttentionBatch,
+    DeviceEvent,
+    ForwardBatch,
+    KVCacheView,
+    KVLayout,
+    LoRABatch,
+)
+from ops.commands import ClearSlot, Command, WriteSlot, WriteTokens
+from ops.copies import upload
 from workers.execution.step_input import Array, StepInput
 from workers.layers.segments import build_segments
 
@@ -18,32 +27,6 @@ A = TypeVar("A", Array, Tensor)
 RANK_BOUNDS = (16, 64, 256)
 """Upper bounds of adapter ranks, for which kernels are compiled and graphs captured. A step uses
 the smallest bound that fits. Only the actual ranks, which the device reads, determine the cost."""
-
-
-class TokenBuffer:
-    """Token ids of running sequences, one slot each: int32 [slots, max_model_len] on the device.
-
-    A step gathers its input ids from the buffer, and the sampler writes drawn tokens to it, so that
-    these tokens need not be copied to the host between two steps.
-    """
-
-    def __init__(self, num_slots: int, max_model_len: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(num_slots, max_model_len, dtype=torch.int32, device=device)
-        self._free = list(range(num_slots - 1, -1, -1))
-
-    def allocate(self, tokens: list[int]) -> int:
-        slot = self._free.pop()
-        self.write(slot, 0, tokens)
-        return slot
-
-    def write(self, slot: int, position: int, tokens: list[int]) -> None:
-        """Copies tokens from the host into the slot, starting at `position`."""
-        is_pinned = self.tokens.device.type == "cuda"
-        host = torch.tensor(tokens, dtype=torch.int32, pin_memory=is_pinned)
-        self.tokens[slot, position : position + len(tokens)].copy_(host, non_blocking=True)
-
-    def free(self, slot: int) -> None:
-        self._free.append(slot)
 
 
 class BatchInputs(NamedTuple, Generic[A]):
@@ -79,6 +62,74 @@ class StepShape:
     max_query: int
     max_context: int
     max_rank: int
+
+
+@dataclass(slots=True)
+class ModelBuffers:
+    """Device buffers of one model. Only the model's runner writes to them, except that copies on
+    side streams fill parts of the arena that no step reads yet.
+
+    arena   uint8 [bytes]                  memory of KV pages and adapters. No sequence uses its
+                                           first page
+    tokens  int32 [slots, max_model_len]   token ids of running sequences. The sampler writes drawn
+                                           tokens, which the next step reads, so that they need not
+                                           be copied to the host between two steps
+    tables                                 locations of adapters in the arena
+    copies  events by adapter slot         end of the copy of each slot's adapter to the arena
+    """
+
+    arena: Tensor
+    tokens: Tensor
+    tables: AdapterTables
+    copies: dict[int, DeviceEvent] = field(default_factory=dict[int, DeviceEvent])
+
+    def apply(self, command: Command) -> None:
+        """Applies the command after the work submitted so far. Does not block. Applying it twice
+        has the same effect as applying it once."""
+        slot, tables, device = command.slot, self.tables, self.tokens.device
+        match command:
+            case WriteTokens(position=start):
+                (tokens,) = upload([command.tokens], device)
+                self.tokens[slot, start : start + len(tokens)] = tokens
+            case WriteSlot():
+                self.copies[slot].wait()
+                entries = upload([command.a_offset, command.b_offset, command.rank], device)
+                tables.a_offset[slot], tables.b_offset[slot], tables.rank[slot] = entries
+                tables.replaced.pop(slot, None)
+                if command.replaced:
+                    tables.replaced[slot] = command.replaced
+            case ClearSlot():
+                tables.rank[slot] = 0
+                tables.replaced.pop(slot, None)
+
+    def forward_batch(
+        self, inputs: BatchInputs[Tensor], shape: StepShape, layout: KVLayout
+    ) -> ForwardBatch:
+        """Builds the batch of a forward pass. Token ids are gathered on the device, because the
+        host may not know the most recently drawn tokens yet."""
+        lora = None
+        if len(inputs.segment_slot):
+            lora = LoRABatch(
+                arena=self.arena,
+                dtype=layout.dtype,
+                tables=self.tables,
+                segment_start=inputs.segment_start,
+                segment_slot=inputs.segment_slot,
+                max_rank=shape.max_rank,
+            )
+        attention = AttentionBatch(
+            query_start=inputs.query_start,
+            token_seq=inputs.token_seq,
+            positions=inputs.positions,
+            context_lens=inputs.context_lens,
+            block_tables=inputs.block_tables,
+            max_query=shape.max_query,
+            max_context=shape.max_context,
+        )
+        sample_lora = lora and replace(lora, segment_start=inputs.sampled_start)
+        input_ids = self.tokens[inputs.buffer_slots, inputs.buffer_positions]
+        view = KVCacheView(self.arena, layout)
+        return ForwardBatch(input_ids, attention, view, lora, sample_lora)
 
 
 def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
@@ -126,36 +177,3 @@ def rank_bounds(max_rank: int) -> list[int]:
     while bounds[-1] < max_rank:
         bounds.append(2 * bounds[-1])
     return bounds
-
-
-def forward_batch(
-    inputs: BatchInputs[Tensor],
-    shape: StepShape,
-    buffer: TokenBuffer,
-    view: KVCacheView,
-    tables: AdapterTables,
-) -> ForwardBatch:
-    """Builds the batch of a forward pass. Token ids are gathered on the device, because the host
-    may not know the most recently drawn tokens yet."""
-    lora = None
-    if len(inputs.segment_slot):
-        lora = LoRABatch(
-            arena=view.arena,
-            dtype=view.layout.dtype,
-            tables=tables,
-            segment_start=inputs.segment_start,
-            segment_slot=inputs.segment_slot,
-            max_rank=shape.max_rank,
-        )
-    attention = AttentionBatch(
-        query_start=inputs.query_start,
-        token_seq=inputs.token_seq,
-        positions=inputs.positions,
-        context_lens=inputs.context_lens,
-        block_tables=inputs.block_tables,
-        max_query=shape.max_query,
-        max_context=shape.max_context,
-    )
-    sample_lora = lora and replace(lora, segment_start=inputs.sampled_start)
-    input_ids = buffer.tokens[inputs.buffer_slots, inputs.buffer_positions]
-    return ForwardBatch(input_ids, attention, view, lora, sample_lora)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
+from ops.commands import Command
 from workers.execution.answer import Answer
 from workers.execution.observer import FinishedStep, StepObserver
 from workers.execution.recompute import CompletedStep, recompute
@@ -155,6 +156,8 @@ class Engine:
         self._clock = clock
         self._runs_ahead = runs_ahead
         self.last_schedule = Schedule()
+        self._commands: list[Command] = []
+        """Commands of scheduled steps that no launched step has applied."""
         self._in_flight: deque[InFlightStep] = deque()
         self._ended_s = 0.0
         """Time when the last step ended."""
@@ -274,16 +277,15 @@ class Engine:
             if scheduler.policy.is_backlogged:
                 events += self._refuse(scheduler.intake.refuse_late(start_s))
             self.is_stalled = not schedule.items and not self._in_flight
+            if schedule.items:
+                self._commands += scheduler.commands.take()
         if not schedule.items or self.runner is None:
             return False
         schedule_ns = perf_counter_ns() - begin
         events += drain() if drain is not None else []
-        begin, launched_s = perf_counter_ns(), self._clock()
-        build_ns, is_launched = 0, True
+        launched_s, build_ns, is_launched = self._clock(), 0, True
         try:
-            step_input = build_step_input(schedule.items, self._tables)
-            build_ns = perf_counter_ns() - begin
-            step = self.runner.launch(step_input)
+            step, build_ns = self._submit(schedule.items)
         except Exception as error:
             # Steps are computed in order, because each may read the tokens that the last one drew.
             events += self.collect()
@@ -291,6 +293,17 @@ class Engine:
         host_us = {"schedule": schedule_ns // 1000, "build": build_ns // 1000}
         self._in_flight.append(InFlightStep(schedule, step, start_s, launched_s, host_us))
         return is_launched
+
+    def _submit(self, items: list[ScheduledSequence]) -> tuple[PendingStep, int]:
+        """Launches a step with the commands that no launched step has applied. Returns the step,
+        and the nanoseconds in which its input was built."""
+        assert self.runner is not None
+        begin = perf_counter_ns()
+        step = build_step_input(items, self._tables, self._commands)
+        build_ns = perf_counter_ns() - begin
+        launched = self.runner.launch(step)
+        self._commands = []
+        return launched, build_ns
 
     def collect(self, num_left: int = 0) -> list[Event]:
         """Waits for the results of all steps in flight, except the newest `num_left`."""
@@ -413,8 +426,7 @@ class Engine:
         self._num_failed_steps += 1
         if self._num_failed_steps == MAX_FAILED_STEPS:
             raise EngineFailed(f"{MAX_FAILED_STEPS} steps in a row have failed") from error
-        assert self.runner is not None
         try:
-            return recompute(schedule.items, error, self.runner, self._tables)
+            return recompute(schedule.items, error, lambda items: self._submit(items)[0])
         except DeviceFailed as failure:
             raise EngineFailed(str(failure)) from failure

@@ -30,9 +30,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ops.base import PAGE_TOKENS, AdapterTables, KVCacheView, Ops
+from ops.base import PAGE_TOKENS, Ops
 from ops.copies import ALIGNMENT, Packing, new_host_buffer
-from workers.execution.batch import BatchInputs, StepShape, TokenBuffer, forward_batch, rank_bounds
+from workers.execution.batch import BatchInputs, ModelBuffers, StepShape, rank_bounds
 from workers.execution.step_input import Array
 from workers.models.loading import LoadedModel
 
@@ -213,7 +213,8 @@ class GraphRunner:
         compute: Compute,
         on_failure: Callable[[], object] = lambda: None,
     ) -> None:
-        """on_failure: called after each failed capture."""
+        """compute: must not refer to the `ModelRunner`, so that the graphs are freed as soon as the
+        `ModelRunner` is dropped. on_failure: called after each failed capture."""
         self._limits = limits
         self._ops = ops
         self._compute = compute
@@ -223,23 +224,6 @@ class GraphRunner:
         self._num_paused = 0
         """Number of steps without a graph until captures are tried again; 0 if none failed."""
         self._next_pause = NUM_PAUSED
-
-    @classmethod
-    def of(
-        cls,
-        limits: Limits,
-        model: LoadedModel,
-        ops: Ops,
-        arena: Tensor,
-        buffer: TokenBuffer,
-        tables: AdapterTables,
-        *,
-        on_failure: Callable[[], object] = lambda: None,
-    ) -> GraphRunner:
-        """Returns a runner of the model's graphs. The graphs have no reference to the
-        `ModelRunner`, so that they are freed as soon as the `ModelRunner` is dropped."""
-        view = KVCacheView(arena, model.plan.kv_layout)
-        return cls(limits, ops, partial(_compute_logits, model, buffer, view, tables), on_failure)
 
     def capture_all(self, max_rank: int) -> int:
         """Captures the graphs of all steps with ranks up to `max_rank`. Returns their number."""
@@ -368,17 +352,15 @@ def _pad(to: Array, values: Array, value: int) -> None:
     to[len(values) :] = value
 
 
-def _compute_logits(
+def compute_logits(
     model: LoadedModel,
-    buffer: TokenBuffer,
-    view: KVCacheView,
-    tables: AdapterTables,
+    buffers: ModelBuffers,
     inputs: BatchInputs[Tensor],
     shape: StepShape,
     out: Tensor,
 ) -> Tensor:
     """Computes the logits of the last tokens of a step into `out`."""
-    batch = forward_batch(inputs, shape, buffer, view, tables)
+    batch = buffers.forward_batch(inputs, shape, model.plan.kv_layout)
     hidden = model.forward(batch)
     is_decode = shape.max_query == 1
     return model.logits(hidden if is_decode else hidden[inputs.last_tokens], out, batch.sample_lora)

@@ -11,9 +11,9 @@ from time import perf_counter_ns
 import torch
 from torch import Tensor
 
-from ops.base import HEAD, AdapterTables, DeviceEvent, KVCacheView, LoRABatch, Ops
+from ops.base import HEAD, DeviceEvent, LoRABatch, Ops
 from ops.copies import upload
-from workers.execution.batch import BatchInputs, StepShape, TokenBuffer, build_inputs, forward_batch
+from workers.execution.batch import BatchInputs, ModelBuffers, StepShape, build_inputs
 from workers.execution.graph_runner import GraphRunner
 from workers.execution.pooler import pool
 from workers.execution.sampler import Sampler
@@ -34,27 +34,24 @@ class ModelRunner:
         self,
         model: LoadedModel,
         ops: Ops,
-        arena: Tensor,
-        buffer: TokenBuffer,
-        tables: AdapterTables,
+        buffers: ModelBuffers,
         graphs: GraphRunner | None = None,
         unnamed_ids: Sequence[int] = (),
     ) -> None:
-        """arena: device memory, uint8. No sequence uses its first page. graphs: captured graphs of
-        small steps, or None if every step is computed op by op. unnamed_ids: ids without a token,
-        which are not drawn."""
+        """graphs: captured graphs of small steps, or None if every step is computed op by op.
+        unnamed_ids: ids without a token, which are not drawn."""
         self.model = model
         self.ops = ops
         self.graphs = graphs
-        self._view = KVCacheView(arena, model.plan.kv_layout)
-        self._buffer = buffer
-        self._tables = tables
-        self._sampler = Sampler(ops, buffer, unnamed_ids)
+        self._layout = model.plan.kv_layout
+        self._buffers = buffers
+        self._sampler = Sampler(ops, buffers.tokens, unnamed_ids)
 
     @torch.inference_mode()
     def launch(self, step: StepInput, *, may_use_graph: bool = True) -> LaunchedStep:
-        """Submits a step: computes its tokens, draws its samples, scores its prompts and pools
-        their hidden states. Blocks only while a graph is captured, and after a failure."""
+        """Submits a step: applies its commands, computes its tokens, draws its samples, scores its
+        prompts and pools their hidden states. Blocks only while a graph is captured, and after a
+        failure."""
         try:
             return self._launch(step, may_use_graph)
         except Exception:
@@ -65,6 +62,8 @@ class ModelRunner:
 
     def _launch(self, step: StepInput, may_use_graph: bool) -> LaunchedStep:
         begin = perf_counter_ns()
+        for command in step.commands:
+            self._buffers.apply(command)
         inputs, shape = build_inputs(step)
         graph = self._prepare_graph(step, inputs, shape) if may_use_graph else None
         tensors = [] if graph else upload([*inputs], self.ops.device)
@@ -94,7 +93,8 @@ class ModelRunner:
         be computed op by op, for example because it scores a prompt or samples no token."""
         if self.graphs is None or not step.samples or step.scores or step.pools:
             return None
-        if not self.model.arrival.is_complete or self._tables.replaces_rows(inputs.segment_slot):
+        tables = self._buffers.tables
+        if not self.model.arrival.is_complete or tables.replaces_rows(inputs.segment_slot):
             return None
         return self.graphs.prepare(inputs, shape)
 
@@ -109,7 +109,7 @@ class ModelRunner:
     ) -> Tensor | None:
         """Returns the samples' logits [N, V], or None without samples. Adds readers of prompt
         scores and pooled vectors to `readers`. targets: target tokens of each `ScoreInput`."""
-        batch = forward_batch(inputs, shape, self._buffer, self._view, self._tables)
+        batch = self._buffers.forward_batch(inputs, shape, self._layout)
         starts = on_host.segment_start, on_host.sampled_start
         batch = with_rows(batch, *starts, on_host.segment_slot)
         hidden = self.model.forward(batch)
@@ -129,8 +129,8 @@ class ModelRunner:
         if not len(segments[1]):
             return self.model.logits(hidden)
         start, slot = upload(segments, self.ops.device)
-        arena, dtype = self._view.arena, self._view.layout.dtype
-        lora = LoRABatch(arena, dtype, self._tables, start, slot, max_rank)
+        arena, tables = self._buffers.arena, self._buffers.tables
+        lora = LoRABatch(arena, self._layout.dtype, tables, start, slot, max_rank)
         return self.model.logits(hidden, lora=with_replaced(lora, HEAD, *segments))
 
 

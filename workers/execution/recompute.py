@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.execution.step_builder import BlockTables, build_step_input
-from workers.execution.step_input import DeviceFailed, Runner, SequenceResult, StepOutput
+from workers.execution.step_input import DeviceFailed, PendingStep, SequenceResult, StepOutput
 from workers.scheduling.schedule import ScheduledSequence
 from workers.wire.protocol import ErrorCode
 
@@ -20,18 +20,19 @@ class CompletedStep:
         return self.output
 
 
-def recompute(
-    items: list[ScheduledSequence], error: Exception, runner: Runner, tables: BlockTables
-) -> StepOutput:
+Launch = Callable[[list[ScheduledSequence]], PendingStep]
+
+
+def recompute(items: list[ScheduledSequence], error: Exception, launch: Launch) -> StepOutput:
     """Returns the results of a step that has failed with `error`. Computes each half of the items
     as a step of its own, and divides a half that fails again. An item that fails on its own gets
     the error `internal`. A repeated computation writes the same KV and draws the same tokens.
     Raises DeviceFailed."""
-    return StepOutput(_divide(items, error, runner, tables))
+    return StepOutput(_divide(items, error, launch))
 
 
 def _divide(
-    items: list[ScheduledSequence], error: Exception, runner: Runner, tables: BlockTables
+    items: list[ScheduledSequence], error: Exception, launch: Launch
 ) -> list[SequenceResult]:
     if isinstance(error, DeviceFailed):
         raise error
@@ -40,7 +41,7 @@ def _divide(
     results: list[SequenceResult] = []
     for half in (items[: len(items) // 2], items[len(items) // 2 :]):
         try:
-            results += runner.launch(build_step_input(half, tables)).result().sequences
+            results += launch(half).result().sequences
         except Exception as half_error:
-            results += _divide(half, half_error, runner, tables)
+            results += _divide(half, half_error, launch)
     return results

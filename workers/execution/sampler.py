@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ops.base import Ops, SamplingBatch
 from ops.copies import to_host, upload
-from workers.execution.batch import TokenBuffer
 from workers.execution.scores import SampleScores, score_samples
 from workers.execution.step_input import Array, SampleInput, SequenceResult, StepInput
 from workers.layers.unnamed_rows import UnnamedRows
@@ -69,7 +68,8 @@ class Sampler:
     """Sampler that draws and scores tokens. Drawn tokens are written to the token buffer, where the
     next step reads them. Results are copied to the host without waiting for the device."""
 
-    def __init__(self, ops: Ops, buffer: TokenBuffer, unnamed_ids: Sequence[int] = ()) -> None:
+    def __init__(self, ops: Ops, buffer: Tensor, unnamed_ids: Sequence[int] = ()) -> None:
+        """buffer: the token buffer, int32 [slots, max_model_len]."""
         self._ops = ops
         self._buffer = buffer
         self._unnamed = UnnamedRows(unnamed_ids, ops.device)
@@ -94,7 +94,7 @@ class Sampler:
         tensors = dict(zip(arrays, uploaded, strict=False))
         batch = SamplingBatch(
             **{name: tensors.pop(name) for name in columns},
-            token_buffer=self._buffer.tokens,
+            token_buffer=self._buffer,
             all_greedy=not columns["temperature"].any(),
             has_penalties=any(map(_has_penalties, samples)),
             has_bias=len(columns["bias_ids"]) > 0,
@@ -114,7 +114,7 @@ class Sampler:
         drawn = self._ops.sample(logits, batch)
         # The next step may read a token before the host sees that it is -1, which is no token id.
         tokens = drawn.clamp_min(0)
-        self._buffer.tokens[batch.buffer_slot, batch.position] = tokens
+        self._buffer[batch.buffer_slot, batch.position] = tokens
         scores = None
         if raw is not None:
             params = [s.params for s in inputs.samples if s.params.logprobs is not None]

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
-from memory.page_key import PAGE_TOKENS
 from workers.execution.engine import Engine
-from workers.execution.step_input import SampleInput, StepInput
-from workers.scheduling.constraint import NO_TOKENS
-from workers.wire.protocol import SamplingParams
+from workers.execution.warm_up import trial_step
 
 ENOUGH_S = 0.25
 """Minimum seconds of a step that is timed only once. Prompts longer than the first prompt that
@@ -19,7 +14,6 @@ FIRST_CHUNK, GROWTH = 64, 4
 """Number of tokens of the shortest timed prompt, and factor from one prompt length to the next."""
 FAR = 1024
 """Position of the first token in steps with a long context."""
-GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 
 
 def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
@@ -36,7 +30,7 @@ def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
         runs, because other work on the machine can only lengthen a run. If the first run takes
         `ENOUGH_S` or more, it is not repeated, and its time is used."""
         start = min(start, max_len - 1 - num_tokens)
-        step = _step(num_sequences, num_tokens, start)
+        step = trial_step([start] * num_sequences, [num_tokens] * num_sequences, num_sequences)
         times_s: list[float] = []
         for _ in range(3):
             begin_s = clock()
@@ -60,18 +54,3 @@ def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
     while time(1, chunk, 0) < ENOUGH_S and chunk < longest:
         chunk = min(GROWTH * chunk, longest)
     time(1, chunk, FAR)
-
-
-def _step(num_sequences: int, num_tokens: int, start: int) -> StepInput:
-    """Returns a step in which each sequence draws a token."""
-    end = start + num_tokens
-    return StepInput(
-        sequence_slots=np.zeros(num_sequences, np.int64),
-        adapter_slots=np.full(num_sequences, -1, np.int32),
-        starts=np.full(num_sequences, start, np.int32),
-        counts=np.full(num_sequences, num_tokens, np.int32),
-        block_tables=np.zeros((num_sequences, -(-end // PAGE_TOKENS)), np.int64),
-        max_rank=0,
-        samples=[SampleInput(i, end, 0, GREEDY, NO_TOKENS) for i in range(num_sequences)],
-        scores=[],
-    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from memory.page_key import PAGE_TOKENS
 from memory.pages import PagePool
+from ops.commands import Command
 from workers.execution.step_input import Array, PoolInput, SampleInput, ScoreInput, StepInput
 from workers.scheduling.constraint import effective_bans
 from workers.scheduling.schedule import ScheduledSequence
@@ -42,7 +45,9 @@ class BlockTables:
         return self._offsets[slots, :width]
 
 
-def build_step_input(items: list[ScheduledSequence], tables: BlockTables) -> StepInput:
+def build_step_input(
+    items: list[ScheduledSequence], tables: BlockTables, commands: Sequence[Command] = ()
+) -> StepInput:
     """Converts the scheduled sequences to plain data, in schedule order."""
     sequences = [item.sequence for item in items]
     counts = np.array([item.num_tokens for item in items], np.int32)
@@ -59,6 +64,7 @@ def build_step_input(items: list[ScheduledSequence], tables: BlockTables) -> Ste
         max_rank=max([item.max_rank for item in items]),
         samples=[_sample(i, item) for i, item in enumerate(items) if item.is_sampled],
         scores=[],
+        commands=commands,
     )
     for index, item in enumerate(items):
         request = item.sequence.request

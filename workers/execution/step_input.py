@@ -6,11 +6,13 @@ a recording or a simulator can replace the engine or the device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
+from ops.commands import Command
 from workers.wire.protocol import ErrorCode, SamplingParams, TokenLogprobs
 
 Array = NDArray[Any]
@@ -79,7 +81,7 @@ class StepInput:
 
     A sequence has an entry in `samples` if the step draws its next token, an entry in `scores` if
     its prompt tokens are scored in this step, and an entry in `pools` if its vector (kind *embed*)
-    needs tokens of this step. A sequence may have no entry.
+    needs tokens of this step. A sequence may have no entry. The commands are applied first.
     """
 
     sequence_slots: Array
@@ -91,6 +93,7 @@ class StepInput:
     samples: list[SampleInput]
     scores: list[ScoreInput]
     pools: list[PoolInput] = field(default_factory=list[PoolInput])
+    commands: Sequence[Command] = ()
 
 
 @dataclass(slots=True)

@@ -66,25 +66,29 @@ def warm_up_runner(runner: ModelRunner, max_rank: int, max_tokens: int) -> int:
 
 
 def every_form(max_len: int, max_tokens: int, max_rank: int) -> Iterator[StepInput]:
-    """Yields steps of up to `max_tokens` tokens at positions below `max_len - 1`. The steps use
-    only the first page, the first slot of the token buffer and the first adapter slot."""
+    """Yields steps of up to `max_tokens` tokens at positions below `max_len - 1`."""
     for rank in (0, *rank_bounds(max_rank)):
         far = min(FAR, max_len - 2)
-        yield _step([0], [1], rank)
+        yield trial_step([0], [1], 0, rank=rank)
         for chunk, start in ((SHORT_CHUNK, 0), (LONG_CHUNK, FAR)):
             count = max(min(chunk, max_tokens - 1, max_len - 1), 1)
             starts = [far if start else 0, min(start, max_len - 1 - count)]
-            yield _step(starts, [1, count], rank, GREEDY)
+            yield trial_step(starts, [1, count], 1, rank=rank)
             if not rank:
-                yield _step(starts, [1, count], rank, EVERYTHING)
+                yield trial_step(starts, [1, count], 1, EVERYTHING)
 
 
-def _step(
-    starts: list[int], counts: list[int], rank: int, params: SamplingParams | None = None
+def trial_step(
+    starts: list[int],
+    counts: list[int],
+    num_samples: int,
+    params: SamplingParams = GREEDY,
+    rank: int = 0,
 ) -> StepInput:
-    """Returns a step of sequences with these first positions and numbers of tokens. If `params` is
-    set, the first sequence draws a token. If `params` is `EVERYTHING` and the last sequence has
-    several tokens, its tokens are also scored."""
+    """Returns a step of sequences with these first positions and numbers of tokens, of which the
+    first `num_samples` draw a token. If `params` is `EVERYTHING` and the last sequence has several
+    tokens, its tokens are also scored. The step uses only the first page, the first slot of the
+    token buffer and the first adapter slot."""
     ends = [start + count for start, count in zip(starts, counts, strict=True)]
     scores: list[ScoreInput] = []
     if params is EVERYTHING and counts[-1] > 1:
@@ -96,6 +100,6 @@ def _step(
         counts=np.array(counts, np.int32),
         block_tables=np.zeros((len(counts), -(-max(ends) // PAGE_TOKENS)), np.int64),
         max_rank=rank,
-        samples=[] if params is None else [SampleInput(0, ends[0], 0, params, NO_TOKENS)],
+        samples=[SampleInput(i, ends[i], 0, params, NO_TOKENS) for i in range(num_samples)],
         scores=scores,
     )

@@ -5,16 +5,17 @@ from __future__ import annotations
 from adapters.pool.source import AdapterSource
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
+from ops.commands import PendingCommands
 from workers.policies.fairness_policy import MAX_TOKEN_GAP_S, FairnessPolicy
 from workers.policies.queue_forecast import QueueForecast
 from workers.policies.queue_limits import QueueBounds, QueueLimits
-from workers.scheduling.scheduler import Scheduler, SlotAllocator
+from workers.scheduling.scheduler import Scheduler
 
 
 def fair_scheduler(
     kv: KVCache,
     adapters: AdapterSource,
-    slots: SlotAllocator,
+    commands: PendingCommands,
     *,
     max_num_seqs: int,
     max_batched_tokens: int,
@@ -38,6 +39,6 @@ def fair_scheduler(
         policy.queue, forecast, bounds, memory_tokens=lambda: kv.num_total * PAGE_TOKENS
     )
     return Scheduler(
-        *(kv, adapters, slots, policy, intake),
+        *(kv, adapters, commands, policy, intake),
         max_num_seqs=max_num_seqs,
     )

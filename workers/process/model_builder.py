@@ -22,6 +22,7 @@ from adapters.store.folder import Store
 from memory.kv_cache import KVCache
 from memory.reuse import ReuseByKey
 from ops.base import AdapterTables, Ops
+from ops.commands import PendingCommands
 from telemetry import engine_metrics
 from workers.base_models.residency import ModelResidency, ModelState
 from workers.base_models.served_model import ServedModel
@@ -29,9 +30,9 @@ from workers.constraints.grammars import Grammars
 from workers.constraints.request_constraints import RequestConstraints
 from workers.constraints.sequence_grammar import GrammarThreads
 from workers.device.weight_image import WeightImage
-from workers.execution.batch import TokenBuffer
+from workers.execution.batch import ModelBuffers
 from workers.execution.engine import Engine
-from workers.execution.graph_runner import GraphRunner, Limits
+from workers.execution.graph_runner import GraphRunner, Limits, compute_logits
 from workers.execution.model_runner import ModelRunner
 from workers.models.loading import LoadedModel
 from workers.models.plan import ModelPlan
@@ -102,18 +103,21 @@ class ModelBuilder:
         num_extents = -(-weight_bytes // memory.arena.extent_bytes)
         max_kv_extents = memory.max_kv_extents(num_extents, page_bytes)
         with _sized_by("max_num_seqs", config.max_num_seqs):
-            buffer = TokenBuffer(config.max_num_seqs, plan.max_model_len, self.ops.device)
-        # Closing the model frees the buffer's tensor at once. The engine, which references the
-        # buffer, may be garbage-collected much later.
-        closing.callback(setattr, buffer, "tokens", buffer.tokens.new_empty(0))
+            size = config.max_num_seqs, plan.max_model_len
+            tokens = torch.zeros(size, dtype=torch.int32, device=self.ops.device)
         with _sized_by("max_loaded_adapters", config.max_loaded_adapters):
-            device = DeviceTier(
-                *(memory.device.tensor, memory.adapters, broker),
-                ops=self.ops,
-                shape=plan.shape,
-                num_slots=config.max_loaded_adapters,
-                clock=time.monotonic,
-            )
+            table = plan.shape.num_layers + 1, len(plan.shape.projections)
+            tables = AdapterTables.empty((config.max_loaded_adapters, *table), self.ops.device)
+        buffers, commands = ModelBuffers(memory.device.tensor, tokens, tables), PendingCommands()
+        device = DeviceTier(
+            *(buffers.arena, memory.adapters, broker),
+            ops=self.ops,
+            commands=commands,
+            copies=buffers.copies,
+            shape=plan.shape,
+            num_slots=config.max_loaded_adapters,
+            clock=time.monotonic,
+        )
         with broker.lock:
             closing.callback(self._call_locked, broker.add_holder(device))
         device.is_here = False
@@ -139,7 +143,7 @@ class ModelBuilder:
         if grammars is not None:
             closing.callback(grammars.close)
         scheduler = fair_scheduler(
-            *(kv, pool, buffer),
+            *(kv, pool, commands),
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,
             max_token_gap_s=config.max_token_gap,
@@ -174,27 +178,21 @@ class ModelBuilder:
             *(engine, pool, report, effect_proof),
             plan=plan,
             state=ModelState(plan.digest, num_extents, weight_bytes / LOAD_BYTES_PER_S),
-            make_runner=lambda model: self._make_runner(
-                model, buffer, device.slots.tables, unnamed_ids
-            ),
+            make_runner=lambda model: self._make_runner(model, buffers, unnamed_ids),
             num_bytes=weight_bytes,
             image=None if addresses is None else WeightImage(addresses, self.ops),
         )
 
     def _make_runner(
-        self,
-        model: LoadedModel,
-        buffer: TokenBuffer,
-        tables: AdapterTables,
-        unnamed_ids: list[int],
+        self, model: LoadedModel, buffers: ModelBuffers, unnamed_ids: list[int]
     ) -> ModelRunner:
-        parts = model, self.ops, self.memory.device.tensor, buffer, tables
         graphs = None
         if self.uses_graphs:
             on_failure = partial(engine_metrics.graph_failures.add, 1)
             limits = graph_limits(self.config, model.plan)
-            graphs = GraphRunner.of(limits, *parts, on_failure=on_failure)
-        return self.runner(*parts, graphs, unnamed_ids)
+            compute = partial(compute_logits, model, buffers)
+            graphs = GraphRunner(limits, self.ops, compute, on_failure)
+        return self.runner(model, self.ops, buffers, graphs, unnamed_ids)
 
     def _check_heads(self, plan: ModelPlan) -> None:
         """Raises CannotServeModel if the op backend does not compute heads of the model's size."""

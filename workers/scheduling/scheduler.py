@@ -1,14 +1,16 @@
 """Scheduler that decides which sequences run in the next step, and with how many tokens.
 
 A `SchedulingPolicy` orders the sequences. The scheduler decides whether they fit: each needs a
-sequence slot, KV pages, and a lease of its adapter. This module uses no tensors.
+sequence slot, KV pages, and a lease of its adapter. This module uses no tensors. What the device
+has to know before a step is ordered with commands (`ops.commands`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Protocol
+
+import numpy as np
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.source import (
@@ -23,6 +25,7 @@ from memory.accounts import Tenant
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from memory.prefix_cache import Image
+from ops.commands import PendingCommands, WriteTokens
 from workers.scheduling.intake import Intake
 from workers.scheduling.policy import SchedulingPolicy
 from workers.scheduling.schedule import Blocked, BlockReason, Failure, Schedule, ScheduledSequence
@@ -32,16 +35,6 @@ from workers.wire.protocol import ErrorCode
 LATER = Blocked(BlockReason.ADAPTER)
 """Decision that a sequence waits for its adapter, its constraint or a page of its prefix. It costs
 little and does not count as a block, so that any number of such sequences hides no others."""
-
-
-class SlotAllocator(Protocol):
-    """Slots of the device's token buffer, one for each running sequence."""
-
-    def allocate(self, tokens: list[int]) -> int: ...
-
-    def write(self, slot: int, position: int, tokens: list[int]) -> None: ...
-
-    def free(self, slot: int) -> None: ...
 
 
 class Scheduler:
@@ -60,13 +53,14 @@ class Scheduler:
         self,
         kv: KVCache,
         adapters: AdapterSource,
-        slots: SlotAllocator,
+        commands: PendingCommands,
         policy: SchedulingPolicy,
         intake: Intake,
         *,
         max_num_seqs: int,
     ) -> None:
         self.kv = kv
+        self.commands = commands
         self.policy = policy
         self.intake = intake
         self.max_num_seqs = max_num_seqs
@@ -79,7 +73,8 @@ class Scheduler:
         self._adapters = adapters
         self._num_waiting_for = Counter[str]()
         """Number of waiting sequences of each adapter, by digest."""
-        self._slots = slots
+        self._free_slots = list(reversed(range(max_num_seqs)))
+        """Free slots of the token buffer, of which each running sequence has one."""
         self._now = 0.0
         """Time at which the current step is scheduled."""
         self._in_flight: list[Schedule] = []
@@ -89,14 +84,10 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self._in_flight or self.policy.num_waiting)
 
-    @property
-    def _num_free_slots(self) -> int:
-        return self.max_num_seqs - len(self.running) - len(self.leaving)
-
     def load_adapter(self, ref: AdapterRef | None, tenant: Tenant, num_ahead: int = 0) -> None:
         """Starts to load the adapter of a sequence that will be added soon, if a slot will be free
         for that sequence. num_ahead: number of sequences that will be added before it."""
-        if ref is not None and self.policy.num_waiting + num_ahead < self._num_free_slots:
+        if ref is not None and self.policy.num_waiting + num_ahead < len(self._free_slots):
             self._adapters.load(ref, tenant)
 
     def add(self, sequence: Sequence) -> None:
@@ -146,7 +137,7 @@ class Scheduler:
             self.intake.hold(now)
         self._decode(schedule)
         if self.policy.has_pending:
-            self.policy.begin_prompts(schedule, self.running, self._num_free_slots)
+            self.policy.begin_prompts(schedule, self.running, len(self._free_slots))
             self._prefill(schedule)
         schedule.items.sort(key=lambda item: (item.adapter_slot < 0, item.adapter_slot))
         for item in schedule.items:
@@ -170,10 +161,11 @@ class Scheduler:
         self.intake.on_step(num_tokens, num_attended, ended_s, is_backlogged=is_backlogged)
 
     def write_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """Copies the last `num_tokens` tokens, which the device did not draw, to the device."""
+        """Makes the next step write the last `num_tokens` tokens, which the device did not draw."""
         if sequence.slot is not None and num_tokens:
             position = len(sequence.tokens) - num_tokens
-            self._slots.write(sequence.slot, position, sequence.tokens[position:])
+            tokens = np.array(sequence.tokens[position:], np.int32)
+            self.commands.tokens.append(WriteTokens(sequence.slot, position, tokens))
 
     def update(self, schedule: Schedule, num_new: list[int | None]) -> None:
         """Charges the computed tokens, and puts full pages into the prefix cache. Frees the
@@ -252,7 +244,7 @@ class Scheduler:
             return LATER  # because each of them keeps the host busy in each step
         if self._awaits_page(sequence, schedule):
             return LATER
-        if not self.policy.may_have_slot(sequence, self.running, self._num_free_slots):
+        if not self.policy.may_have_slot(sequence, self.running, len(self._free_slots)):
             return Blocked(BlockReason.SLOT)
         blocked = (
             self._lease(sequence)
@@ -366,7 +358,7 @@ class Scheduler:
     def _find_slot(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
         """Returns None if a slot is free, or if one becomes free by preempting a sequence of an
         over-share tenant. While a step is in flight, no sequence can be preempted."""
-        if self._num_free_slots:
+        if self._free_slots:
             return None
         if self._in_flight:
             schedule.needs_drain = True
@@ -400,7 +392,8 @@ class Scheduler:
             times.started_s = self._now
             times.adapter_load = lease and lease.load_since(times.arrival_s)
         self.policy.charge_cached(sequence)
-        sequence.slot = self._slots.allocate(sequence.tokens)
+        sequence.slot = self._free_slots.pop()
+        self.write_tokens(sequence, len(sequence.tokens))
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
         schedule.lists_all |= sequence.request.params.lists_vocabulary
@@ -452,7 +445,7 @@ class Scheduler:
             sequence.lease.release()
             sequence.lease = None
         if sequence.slot is not None:
-            self._slots.free(sequence.slot)
+            self._free_slots.append(sequence.slot)
             sequence.slot = None
 
 

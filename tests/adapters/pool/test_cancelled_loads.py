@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapters.pool import loader
-from adapters.pool.device import DeviceTier, Slots
+from adapters.pool import device, loader
+from adapters.pool.device import DeviceTier
 from adapters.pool.host_slab import UNIT_BYTES, HostSlab
 from adapters.pool.image import ImageCache
 from adapters.pool.loader import AdapterLoader
@@ -55,7 +55,7 @@ POINTS = {
     "pinned": (HostSlab, "copy"),
     "fetched": (AdapterLoader, "fetch"),
     "placed": (DeviceTier, "serve"),
-    "tables": (Slots, "write"),
+    "tables": (device, "write_slot"),
 }
 """Stages that fail after they have done their work: fetch, copy and tables of an adapter."""
 CANCELS = ("queued", "fetching", "copying", "resident")

@@ -41,10 +41,10 @@ def test_a_copy_in_progress_ends_on_the_host(tmp_path: Path) -> None:
     house.settle()
     side_stream = house.ops.side_stream
 
-    def leave_and_copy(name: StreamName, *, waits: bool = True) -> AbstractContextManager[None]:
+    def leave_and_copy(name: StreamName) -> AbstractContextManager[None]:
         if name == "adapters":
             house.pool.leave_device()
-        return side_stream(name, waits=waits)
+        return side_stream(name)
 
     house.ops.side_stream = leave_and_copy
     assert house.lease(house.refs[0]) is None

@@ -30,8 +30,10 @@ from tests.scale import scaled
 from tests.workers.driver import Driver, store_adapter
 from tests.workers.formed_worker import FormedConfig
 from workers.base_models import fetcher
+from workers.base_models.served_model import ServedModel
 from workers.device.device_memory import AddressRange
-from workers.execution.batch import TokenBuffer
+from workers.execution.batch import ModelBuffers
+from workers.execution.model_runner import ModelRunner
 from workers.importer import import_model
 from workers.models.plan import ModelPlan
 from workers.process import loop
@@ -472,11 +474,16 @@ def test_a_model_registered_later_lies_beside_the_memory(house: House, form: str
 
 
 def freed_event(part: object) -> threading.Event:
-    """Is set when the part, or the memory of the token buffer, is freed."""
+    """Is set when the part is freed."""
     event = threading.Event()
-    held = part.tokens.untyped_storage() if isinstance(part, TokenBuffer) else part
-    weakref.finalize(held, event.set)
+    weakref.finalize(part, event.set)
     return event
+
+
+def buffers_of(model: ServedModel) -> ModelBuffers:
+    runner = model.engine.runner
+    assert isinstance(runner, ModelRunner)
+    return runner._buffers
 
 
 def adapter_threads() -> set[threading.Thread]:
@@ -500,12 +507,14 @@ def test_a_model_that_the_catalog_drops_frees_all_that_it_had(
         driver.await_first(0)
         assert len(adapter_threads() - others) == 2
         worker = driver.worker
+        buffers = buffers_of(worker.instances[one.digest])
         parts = [
             worker.instances[one.digest].engine.runner,
-            worker.instances[one.digest].engine.scheduler._slots,
+            buffers.tokens.untyped_storage(),
+            buffers.tables.rank.untyped_storage(),
         ]
         freed = [freed_event(part) for part in parts]
-        del parts
+        del parts, buffers
         driver.loop.post(1, Desired(2, [], [two]))
         driver.wait()
         assert driver.ended == {0: FinishReason.LENGTH}, "it runs to its end"
@@ -624,10 +633,9 @@ def test_buffers_and_tables_outside_the_arena_are_part_of_the_device_memory(hous
         allocated = 0
         for name in ("one", "two"):
             model = driver.worker.instances[house.digests[name]]
-            tables = model.pool.device.slots.tables
-            buffer = model.engine.scheduler._slots
-            assert isinstance(buffer, TokenBuffer)
-            for tensor in (buffer.tokens, tables.a_offset, tables.b_offset, tables.rank):
+            buffers = buffers_of(model)
+            tables = buffers.tables
+            for tensor in (buffers.tokens, tables.a_offset, tables.b_offset, tables.rank):
                 allocated += tensor.nbytes
         arena = driver.worker.memory.arena
         assert allocated > arena.extent_bytes

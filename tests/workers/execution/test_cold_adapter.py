@@ -54,13 +54,13 @@ class Box:
 
     def __init__(self, folder: Path, *, num_units: int = 16, max_num_seqs: int = 8) -> None:
         self.house = house = House(folder, [4] * 3, num_units=num_units)
-        slots = Slots(max_num_seqs)
+        slots = Slots()
         self.runner = ScriptedRunner(FakeClock(), slots)
         self.runner.script = {}
         self.scheduler = fair_scheduler(
             house.kv,
             house.pool,
-            slots,
+            house.pool.device.commands,
             max_num_seqs=max_num_seqs,
             max_batched_tokens=64,
         )

@@ -77,9 +77,9 @@ class Worker:
             clock=self.clock,
         )
         self.pool = AdapterPool(loads, requests=house.requests, clock=self.clock)
-        slots = Slots(max_num_seqs)
+        slots = Slots()
         scheduler = fair_scheduler(
-            *(house.kv, self.pool, slots),
+            *(house.kv, self.pool, self.pool.device.commands),
             max_num_seqs=max_num_seqs,
             max_batched_tokens=256,
             bounds=QueueBounds(max_wait_s=1e9),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.workers.simulation import Simulation, assert_equals_alone, generate, prompt_of
 from tests.workers.simulator import Late, SimulatedRunner
-from workers.execution import engine, recompute
+from workers.execution import engine
 from workers.execution.engine import MAX_FAILED_STEPS
 from workers.execution.step_input import PendingStep, StepInput, StepOutput
 from workers.wire.protocol import ErrorCode, FinishReason, Generate, SamplingParams
@@ -76,13 +76,12 @@ def test_a_sequence_whose_input_cannot_be_built_fails_alone(
 ) -> None:
     build = engine.build_step_input
 
-    def build_some(items: list[Any], tables: Any) -> StepInput:
+    def build_some(items: list[Any], tables: Any, commands: Any) -> StepInput:
         if any(item.sequence.request.params.seed == SEED_OF_THE_BAD for item in items):
             raise OverflowError("Python integer out of bounds")
-        return build(items, tables)
+        return build(items, tables, commands)
 
     monkeypatch.setattr(engine, "build_step_input", build_some)
-    monkeypatch.setattr(recompute, "build_step_input", build_some)
     rng = random.Random(7)
     simulation = Simulation(runs_ahead=runs_ahead)
     requests = [generate(number, prompt_of(rng, 10)) for number in range(7)]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ops.base import PAGE_TOKENS, KVCacheView
+from ops.base import PAGE_TOKENS
 from ops.copies import Packing, new_host_buffer, upload
 from ops.registry import select
 from ops.triton_table import reads_by_row
@@ -25,9 +25,8 @@ from tests.workers.paged import PagedModel, Stream
 from tests.workers.process.test_worker import Setup
 from workers.execution.batch import (
     BatchInputs,
+    ModelBuffers,
     StepShape,
-    TokenBuffer,
-    forward_batch,
     rank_bound,
     rank_bounds,
 )
@@ -67,8 +66,10 @@ class Steps:
         for slot, adapter in enumerate(adapters):
             self.paged.load_adapter(slot, adapter)
         self.max_rank = int(self.paged.tables.rank.max())
-        self.view = KVCacheView(self.paged.arena, self.paged.model.plan.kv_layout)
-        self.buffer = TokenBuffer(32, MAX_LEN, torch.device("cpu"))
+        self.layout = self.paged.model.plan.kv_layout
+        self.buffers = ModelBuffers(
+            self.paged.arena, torch.zeros(32, MAX_LEN, dtype=torch.int32), self.paged.tables
+        )
         num_slots = len(self.paged.tables.rank)
         vocab_size = self.paged.model.plan.spec.vocab_size
         self.limits = Limits.of(20, 2048, MAX_LEN, num_slots, vocab_size)
@@ -98,7 +99,9 @@ class Steps:
         for row, stream in enumerate(streams):
             tables[row, : len(stream.pages)] = stream.pages
         segment_start, segment_slot = build_segments([*zip(slots, counts, strict=True)])
-        buffer_slots = np.array([self.buffer.allocate(tokens) for tokens in prompts], np.int64)
+        buffer_slots = np.arange(count)[::-1].copy()
+        for slot, prompt in zip(buffer_slots.tolist(), prompts, strict=True):
+            self.buffers.tokens[slot, : len(prompt)] = torch.tensor(prompt)
         last_tokens = query_start[1:][sampled].astype(np.int64) - 1
         rows = BatchInputs[Array](
             buffer_slots=buffer_slots[token_seq],
@@ -113,9 +116,8 @@ class Steps:
             segment_slot=segment_slot,
             sampled_start=np.searchsorted(last_tokens, segment_start).astype(np.int32),
         )
-        for stream, slot in zip(streams, buffer_slots.tolist(), strict=True):
+        for stream in streams:
             self.paged.free += stream.pages
-            self.buffer.free(slot)
         return rows
 
     def shape(self, rows: BatchInputs[Array]) -> StepShape:
@@ -139,7 +141,7 @@ class Steps:
     def compute(
         self, rows: BatchInputs[Tensor], shape: StepShape, out: Tensor | None = None
     ) -> Tensor:
-        batch = forward_batch(rows, shape, self.buffer, self.view, self.paged.tables)
+        batch = self.buffers.forward_batch(rows, shape, self.layout)
         hidden = self.paged.model.forward(batch)
         return self.paged.model.logits(hidden[rows.last_tokens], out, batch.sample_lora)
 
@@ -150,7 +152,7 @@ class Steps:
         after = self.paged.arena.clone()
         self.paged.arena.copy_(before)
         torch.testing.assert_close(run(), expected, atol=self.tolerance, rtol=0)
-        page = slice(SCRATCH_PAGE, SCRATCH_PAGE + self.view.layout.page_bytes)
+        page = slice(SCRATCH_PAGE, SCRATCH_PAGE + self.layout.page_bytes)
         self.paged.arena[page] = after[page]
         torch.testing.assert_close(
             self.paged.arena.view(torch.float32),

@@ -13,7 +13,6 @@ from ops.base import Ops
 from ops.cpu import CpuOps
 from ops.reference import ReferenceOps
 from workers.execution import scores as scoring
-from workers.execution.batch import TokenBuffer
 from workers.execution.sampler import Sampler
 from workers.execution.scores import score_prompts
 from workers.execution.step_input import Array, SampleInput, ScoreInput, StepInput
@@ -37,7 +36,7 @@ def step_of(samples: list[SampleInput]) -> StepInput:
 
 
 def test_a_mask_and_a_ban_hold_for_their_sample_and_scores_are_of_samples_that_ask() -> None:
-    ops, buffer = ReferenceOps(), TokenBuffer(4, 8, torch.device("cpu"))
+    ops, buffer = ReferenceOps(), torch.zeros(4, 8, dtype=torch.int32)
     mask = np.zeros(2, np.int32)
     mask[1] = 1 << 5 | 1 << 2  # tokens 34 and 37
     plain = SamplingParams(4, 0, temperature=0.0)
@@ -57,7 +56,7 @@ def test_a_mask_and_a_ban_hold_for_their_sample_and_scores_are_of_samples_that_a
     drawn = sampler.draw(logits, inputs)
     tokens, scores = drawn.tokens, drawn.scores
     assert tokens.tolist() == [39, 37, 38, 39]
-    assert buffer.tokens[:, 4].tolist() == [39, 37, 38, 39]
+    assert buffer[:, 4].tolist() == [39, 37, 38, 39]
     assert scores is not None
     masked, last = scores.read()
     assert (masked.token, last.token) == (37, 39), "the samples that ask, and no others"
@@ -78,7 +77,7 @@ def test_each_sample_is_told_the_tokens_that_it_asks_for(ops: Ops) -> None:
     samples = [SampleInput(row, 4, 4, each, frozenset()) for row, each in enumerate(asked)]
     logits = torch.randn(len(asked), VOCAB, generator=torch.Generator().manual_seed(1)) * 4
     wanted = logits.log_softmax(-1)
-    sampler = Sampler(ops, TokenBuffer(len(asked), 8, torch.device("cpu")))
+    sampler = Sampler(ops, torch.zeros(len(asked), 8, dtype=torch.int32))
     drawn = sampler.draw(logits.clone(), sampler.upload(step_of(samples)))
     tokens, scores = drawn.tokens, drawn.scores
     assert scores is not None

@@ -91,9 +91,9 @@ class Box:
         house = self.house
         pool, kv = house.pool, house.kv
         self.ring = StepRing()
-        slots = Slots(MAX_NUM_SEQS)
+        slots = Slots()
         self.scheduler = fair_scheduler(
-            kv, pool, slots, max_num_seqs=MAX_NUM_SEQS, max_batched_tokens=64
+            kv, pool, house.pool.device.commands, max_num_seqs=MAX_NUM_SEQS, max_batched_tokens=64
         )
         slots.scheduler = self.scheduler
         info = ModelInfo("model", "m", 4096)

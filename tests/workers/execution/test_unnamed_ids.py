@@ -19,7 +19,6 @@ from tests.oracle import Oracle, Verdict
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
 from workers.constraints.token_limits import TokenLimits
-from workers.execution.batch import TokenBuffer
 from workers.execution.sampler import Sampler
 from workers.execution.step_input import SampleInput, SequenceResult, StepInput
 from workers.models.unnamed_ids import read_unnamed_ids
@@ -56,7 +55,7 @@ def draw(ops: Ops, logits: torch.Tensor, all_params: list[SamplingParams], ids: 
         samples=[SampleInput(i, 1, 1, p, NO_TOKENS, mask(p)) for i, p in enumerate(all_params)],
         scores=[],
     )
-    sampler = Sampler(ops, TokenBuffer(count, 8, torch.device("cpu")), ids)
+    sampler = Sampler(ops, torch.zeros(count, 8, dtype=torch.int32), ids)
     results = [SequenceResult() for _ in all_params]
     sampler.draw(logits.clone(), sampler.upload(step)).read_into(results)
     return results

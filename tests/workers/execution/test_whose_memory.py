@@ -49,9 +49,13 @@ class Box:
         )
         self.clock = FakeClock()
         house = self.house
-        slots = Slots(num_rows)
+        slots = Slots()
         self.scheduler = fair_scheduler(
-            house.kv, house.pool, slots, max_num_seqs=num_rows, max_batched_tokens=512
+            house.kv,
+            house.pool,
+            house.pool.device.commands,
+            max_num_seqs=num_rows,
+            max_batched_tokens=512,
         )
         slots.scheduler = self.scheduler
         self.engine = Engine(

@@ -11,8 +11,9 @@ import pytest
 
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
+from ops.commands import PendingCommands
 from tests.workers.simulation import Simulation, StubPool, assert_equals_alone, generate, prompt_of
-from tests.workers.simulator import SimulatedRunner, Slots
+from tests.workers.simulator import SimulatedRunner
 from workers.execution.step_input import PendingStep, StepInput
 from workers.policies.fair_scheduler import fair_scheduler
 from workers.scheduling.intake import OpenIntake
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("both_ways")
 def fifo(
     kv: KVCache,
     pool: StubPool,
-    slots: Slots,
+    commands: PendingCommands,
     *,
     max_num_seqs: int,
     max_batched_tokens: int,
@@ -36,7 +37,7 @@ def fifo(
 ) -> Scheduler:
     policy = make_policy(max_batched_tokens)
     return Scheduler(
-        *(kv, pool, slots, policy, OpenIntake()),
+        *(kv, pool, commands, policy, OpenIntake()),
         max_num_seqs=max_num_seqs,
     )
 
