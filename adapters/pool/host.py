@@ -9,7 +9,7 @@ from adapters.pool.packed_image import AdapterImage
 from adapters.pool.tiers import AdapterEntry
 from memory.accounts import Accounts, Ask, Holdings
 from memory.errors import require
-from memory.eviction.tier import Tier
+from memory.lru import Lru
 
 SHADOW = 0.1
 """Factor on the value of a host image while the adapter is also on the device. The image then only
@@ -21,49 +21,54 @@ class HostTier:
 
     def __init__(self, max_bytes: int, accounts: Accounts, *, clock: Callable[[], float]) -> None:
         self._accounts = accounts
-        self._clock = clock
-        self._tier = Tier[AdapterEntry](max_bytes)
+        self._images = Lru[AdapterEntry](max_bytes, lambda entry: _loss_s(entry, clock()))
 
     @property
     def max_bytes(self) -> int:
-        return self._tier.max_bytes
+        return self._images.max_bytes
 
     @property
     def num_bytes(self) -> int:
-        return self._tier.num_bytes
+        return self._images.num_bytes
 
     def __len__(self) -> int:
         """Number of images."""
-        return len(self._tier)
+        return len(self._images)
 
     def newest(self) -> Iterator[AdapterEntry]:
         """Iterates over the entries that have an image, the last stored one first."""
-        return self._tier.newest()
+        return self._images.newest()
 
     def put(self, entry: AdapterEntry, image: AdapterImage) -> None:
         """Stores the image, replacing the entry's previous one. There must be room."""
         self.drop(entry)
         entry.image = image
-        self._tier.put(entry, image.num_bytes)
+        self._images.put(entry, image.num_bytes)
 
     def drop(self, entry: AdapterEntry) -> None:
         """Drops the entry's image, if it has one."""
-        self._tier.drop(entry)
+        self._images.drop(entry)
         entry.image = None
 
     def victims(self, entry: AdapterEntry) -> list[AdapterEntry] | None:
         """Returns the entries whose images must be dropped so that the image of `entry` fits.
         Chooses only images that are not being copied, are worth no more than the entry's image, and
         may be evicted for the entry's account. Returns None if they free too few bytes."""
-        if self._tier.has_room(entry.image_bytes):
+        if self._images.has_room(entry.image_bytes):
             return []
         ask = self._ask(entry)
-        own = self._worth_per_byte(entry, ask)
-        return self._tier.victims(
+
+        def rank(other: AdapterEntry) -> tuple[bool, float]:
+            return other.needs_copy, ask.priority([other.account])
+
+        own = rank(entry), self._images.loss(entry, entry.image_bytes)
+        return self._images.victims(
             entry.image_bytes,
-            lambda other: self._worth_per_byte(other, ask),
-            gives_way=lambda other, worth: (
-                other.loading is None and worth <= own and ask.may_take([other.account])
+            rank=rank,
+            may_go=lambda other: (
+                other.loading is None
+                and (rank(other), self._images.loss(other, other.image_bytes)) <= own
+                and ask.may_take([other.account])
             ),
         )
 
@@ -71,23 +76,19 @@ class HostTier:
         """Returns the account's request for host memory for the entry's image. For an image
         that a caller or a pin waits to have copied to the device, images of any account may be
         evicted, unless the account has another such image on the host, or one that is loading."""
-        bytes_held = Holdings(self._accounts, ((e.account, e.image_bytes) for e in self._tier))
-        own = (e for e in self._tier if e.account == entry.account and e is not entry)
+        bytes_held = Holdings(self._accounts, ((e.account, e.image_bytes) for e in self._images))
+        own = (e for e in self._images if e.account == entry.account and e is not entry)
         is_first = entry.needs_copy and not any(e.loading or e.needs_copy for e in own)
         return Ask(bytes_held, entry.account, entry.image_bytes, is_first=is_first)
-
-    def _worth_per_byte(self, entry: AdapterEntry, ask: Ask) -> tuple[bool, float, float]:
-        loss_s = _loss_s(entry, self._clock())
-        return entry.needs_copy, ask.priority([entry.account]), loss_s / entry.image_bytes
 
     def check_integrity(self, known: dict[str, AdapterEntry]) -> None:
         """Raises IntegrityError if the images that the tier stores for a pool differ from the
         images of the pool's entries, or if the images of all pools exceed the tier's maximum bytes.
         known: the pool's entries, by digest."""
         on_host = {entry for entry in known.values() if entry.image is not None}
-        here = {entry for entry in self._tier if entry.known is known}
+        here = {entry for entry in self._images if entry.known is known}
         require(on_host == here, f"{len(on_host)} images, {len(here)}")
-        self._tier.check_integrity()
+        self._images.check_integrity()
 
 
 def _loss_s(entry: AdapterEntry, now: float) -> float:

@@ -25,7 +25,7 @@ import numpy as np
 from adapters.pool.load_cost import LoadCost
 from adapters.pool.lora import ALIGNMENT
 from adapters.pool.packed_image import AdapterImage, ImageTables
-from memory.eviction.tier import Tier
+from memory.lru import Lru
 from ops.commands import TableRows
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,6 @@ class ImageCache:
         self._lock = RLock()
         """Held while files are added, removed or counted."""
         self._root = root
-        self._expected_reuse = expected_reuse
         root.mkdir(parents=True, exist_ok=True)
         # Other workers of this machine may share the cache, and may remove files at any time.
         for leftover in root.glob("*/*.tmp"):
@@ -83,23 +82,26 @@ class ImageCache:
             with suppress(FileNotFoundError):
                 files.append((path.stat(), path))
         files.sort(key=lambda item: item[0].st_mtime)
-        self._tier = Tier[tuple[str, str]](max_bytes)
+        self._images = Lru[tuple[str, str]](
+            max_bytes,
+            lambda key: LoadCost().build_s(self._images.size(key)) * expected_reuse(key[1]),
+        )
         """Images by (layout, digest), with their sizes in bytes."""
         for status, path in files:
-            self._tier.put((path.parent.name, path.stem), status.st_size)
+            self._images.put((path.parent.name, path.stem), status.st_size)
         self._make_room(0)
 
     @property
     def max_bytes(self) -> int:
-        return self._tier.max_bytes
+        return self._images.max_bytes
 
     @property
     def held(self) -> tuple[int, int]:
         """Number and total bytes of the images."""
-        return len(self._tier), self._tier.num_bytes
+        return len(self._images), self._images.num_bytes
 
     def has(self, layout: str, digest: str) -> bool:
-        return (layout, digest) in self._tier
+        return (layout, digest) in self._images
 
     def load(self, layout: str, digest: str) -> AdapterImage | None:
         """Returns the verified image, or None if the cache has no valid one. Removes a file that is
@@ -111,7 +113,7 @@ class ImageCache:
             # Only the cache's record of the file is dropped, because another worker of this machine
             # may have written the file in the meantime.
             with self._lock:
-                self._tier.drop((layout, digest))
+                self._images.drop((layout, digest))
             return None
         except (ImageCorrupt, OSError) as error:
             log.warning("removed a cached image: %s", error)
@@ -120,7 +122,7 @@ class ImageCache:
         # An OSError is ignored, because another worker may have removed the file in the meantime,
         # or the disk may be read-only.
         with self._lock, suppress(OSError):
-            self._tier.put((layout, digest), path.stat().st_size)
+            self._images.put((layout, digest), path.stat().st_size)
             os.utime(path)
         return image
 
@@ -138,12 +140,12 @@ class ImageCache:
             except OSError as error:
                 log.warning("caching the image of %s failed: %s", image.digest, error)
                 return
-            self._tier.put((layout, image.digest), num_bytes)
+            self._images.put((layout, image.digest), num_bytes)
 
     def delete(self, layout: str, digest: str) -> None:
         """Deletes the image. If the disk fails, the file stays but is no longer used."""
         with self._lock:
-            self._tier.drop((layout, digest))
+            self._images.drop((layout, digest))
             with suppress(OSError):
                 self._path(layout, digest).unlink()
 
@@ -154,7 +156,7 @@ class ImageCache:
         be slow, and raises OSError if the store does not answer.
         """
         with self._lock:
-            keys = list(self._tier)
+            keys = list(self._images)
         for layout, digest in keys:
             if not is_stored(digest):
                 self.delete(layout, digest)
@@ -164,13 +166,8 @@ class ImageCache:
 
     def _make_room(self, num_bytes: int) -> None:
         """Evicts images until `num_bytes` more fit."""
-        for key in self._tier.victims(num_bytes, self._worth) or ():
+        for key in self._images.victims(num_bytes) or ():
             self.delete(*key)
-
-    def _worth(self, key: tuple[str, str]) -> float:
-        """Returns the cost of losing the image: build seconds per byte, times expected reuse."""
-        size = self._tier.size(key)
-        return LoadCost().build_s(size) / max(size, 1) * self._expected_reuse(key[1])
 
 
 def _write(path: Path, head: bytes, image: AdapterImage) -> None:

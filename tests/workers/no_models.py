@@ -10,7 +10,6 @@ from typing import Any, NoReturn, TypeVar, cast
 from memory.arena import Arena
 from memory.eviction.adapter_memory import AdapterMemory
 from memory.eviction.broker import MemoryBroker
-from memory.eviction.tier import Tier
 from ops.reference import ReferenceOps
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import ModelLoader
@@ -72,7 +71,7 @@ def make_loop(
         ModelLoader(ReferenceOps(), AT_ONCE),
         ModelFetcher(_never, thread=AT_ONCE, is_final=_never, clock=clock),
         verifier,
-        host=Tier(0),
+        host_bytes=0,
         clock=clock,
     )
     served.add(model)

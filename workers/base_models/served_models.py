@@ -9,7 +9,7 @@ from dataclasses import replace
 from threading import Lock
 
 from memory.errors import release_frames
-from memory.eviction.tier import Tier
+from memory.lru import Lru
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import Loaded, ModelLoader
 from workers.base_models.residency import Demand, ModelResidency
@@ -38,12 +38,12 @@ class ServedModels:
         fetcher: ModelFetcher,
         verifier: AdapterVerifier,
         *,
-        host: Tier[str],
+        host_bytes: int,
         clock: Callable[[], float],
     ) -> None:
         """models: registered models by digest. Only this object changes the dict, with the memory
-        lock held. Other threads may look up models in it. memory: the memory lock. host: sizes of
-        the packed weights that are kept in host memory, by digest."""
+        lock held. Other threads may look up models in it. memory: the memory lock.
+        host_bytes: maximum bytes of the packed weights that are kept in host memory."""
         self.models = models
         self.active: dict[str, ServedModel] = {}
         """Models that are not idle. Other models are skipped in the work between two steps."""
@@ -53,7 +53,8 @@ class ServedModels:
         self._loader = loader
         self._fetcher = fetcher
         self._verifier = verifier
-        self._host = host
+        self._host = Lru[str](host_bytes, self._loss_s)
+        """Sizes of the packed weights that are kept in host memory, by digest."""
         self._clock = clock
         self._desired: dict[str, DesiredModel] = {}
 
@@ -221,16 +222,8 @@ class ServedModels:
         the device. To make room, frees packed weights of models that are not on the device, first
         those with the lowest read time per byte, weighted by expected reuse. If even all of them
         would not give enough room, frees and marks nothing."""
-        now = self._clock()
-
-        def worth(digest: str) -> float:
-            other = self.models[digest]
-            return other.read_s * other.reuse.expected(now) / other.num_bytes
-
         victims = self._host.victims(
-            model.num_bytes,
-            worth,
-            gives_way=lambda digest, _: self.models[digest].state.tier == "host",
+            model.num_bytes, may_go=lambda digest: self.models[digest].state.tier == "host"
         )
         if victims is None:
             return
@@ -238,6 +231,11 @@ class ServedModels:
             self._drop_image(self.models[digest], [])
         self._host.put(model.digest, model.num_bytes)
         model.kept_runner = runner
+
+    def _loss_s(self, digest: str) -> float:
+        """Returns the cost of freeing packed weights: read seconds, times expected reuse."""
+        model = self.models[digest]
+        return model.read_s * model.reuse.expected(self._clock())
 
     def _drop_image(self, model: ServedModel, held: list[object]) -> None:
         """Frees the packed weights and the objects in `held`. The next load reads the files."""

@@ -22,7 +22,6 @@ from adapters.pool.host_slab import HostSlab
 from adapters.pool.image import ImageCache
 from adapters.pool.loader import LoaderThreads
 from adapters.store.opening import open_store
-from memory.eviction.tier import Tier
 from memory.reuse import ReuseByKey
 from ops.base import Ops
 from ops.processor import quota_cores
@@ -140,7 +139,7 @@ class Worker:
                 clock=time.monotonic,
             ),
             self.verifier,
-            host=Tier(config.host_model_memory or sys.maxsize),
+            host_bytes=config.host_model_memory or sys.maxsize,
             clock=time.monotonic,
         )
         for digest, plan in plans.items():

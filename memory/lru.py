@@ -1,4 +1,4 @@
-"""Sizes of the items in a storage tier of limited size, and the choice of items to drop."""
+"""Items of which the ones whose loss costs least are evicted first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from memory.errors import require
 K = TypeVar("K")
 
 
-class Tier(Generic[K]):
-    """Sizes of the items in a tier, by key. The tier holds at most `max_bytes` bytes."""
+class Lru(Generic[K]):
+    """Sizes of the items of a store that holds at most `max_bytes` bytes, by key, the oldest item
+    first. Of items whose loss costs the same per byte, the oldest is evicted first."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, loss_s: Callable[[K], float]) -> None:
+        """loss_s: function that returns the cost of evicting an item: the seconds to load it again,
+        times its expected reuse."""
         self.max_bytes = max_bytes
         self.num_bytes = 0
+        self._loss_s = loss_s
         self._sizes: dict[K, int] = {}
 
     def __iter__(self) -> Iterator[K]:
@@ -43,27 +47,30 @@ class Tier(Generic[K]):
         """Removes the item if it is present."""
         self.num_bytes -= self._sizes.pop(key, 0)
 
-    def size(self, key: K) -> int:
-        """Returns the size in bytes of a present item."""
-        return self._sizes[key]
-
     def has_room(self, num_bytes: int) -> bool:
         """Whether `num_bytes` more bytes fit without dropping an item."""
         return self.num_bytes + num_bytes <= self.max_bytes
 
+    def loss(self, key: K, num_bytes: int) -> float:
+        """Returns the cost per byte of evicting an item of `num_bytes` bytes."""
+        return self._loss_s(key) / max(num_bytes, 1)
+
+    def size(self, key: K) -> int:
+        """Returns the size in bytes of a present item."""
+        return self._sizes[key]
+
     def victims(
         self,
         num_bytes: int,
-        worth: Callable[[K], Any],
         *,
-        gives_way: Callable[[K, Any], bool] = lambda _key, _worth: True,
+        rank: Callable[[K], Any] = lambda _: 0,
+        may_go: Callable[[K], bool] = lambda _: True,
     ) -> list[K] | None:
-        """Returns the items to drop so that `num_bytes` more bytes fit, in ascending order of
-        worth. Returns None if too few may be dropped.
+        """Returns the items to drop so that `num_bytes` more bytes fit, in ascending order of the
+        cost of their loss per byte. Returns None if too few may be dropped.
 
-        worth: function that returns the cost per byte of dropping an item, as any comparable value,
-        for example the seconds to load the item again times its expected reuse. gives_way: function
-        of an item and its worth that returns whether the item may be dropped.
+        rank: function that returns a comparable value; items of lower rank are dropped before all
+        others. may_go: function that returns whether an item may be dropped.
 
         If possible, the items free a little more than needed (1/128 of `max_bytes`), so that not
         every load has to search for items to drop.
@@ -73,19 +80,19 @@ class Tier(Generic[K]):
         missing = self.num_bytes + num_bytes - self.max_bytes
         wanted = missing + self.max_bytes // 128
         victims: list[K] = []
-        worths = [(worth(key), key) for key in self._sizes]
-        for value, key in sorted(worths, key=lambda each: each[0]):
+        for key in sorted(
+            filter(may_go, self._sizes), key=lambda key: (rank(key), self.loss(key, self.size(key)))
+        ):
             if wanted <= 0:
                 break
-            if gives_way(key, value):
-                victims.append(key)
-                missing -= self._sizes[key]
-                wanted -= self._sizes[key]
+            victims.append(key)
+            missing -= self._sizes[key]
+            wanted -= self._sizes[key]
         return victims if missing <= 0 else None
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless the sizes of the tier's items add up to `num_bytes`, and
+        """Raises IntegrityError unless the sizes of the items add up to `num_bytes`, and
         `num_bytes` is at most `max_bytes`."""
         num_bytes = sum(self._sizes.values())
-        require(num_bytes == self.num_bytes, f"{num_bytes} bytes in the tier, not {self.num_bytes}")
+        require(num_bytes == self.num_bytes, f"{num_bytes} bytes, not {self.num_bytes}")
         require(num_bytes <= self.max_bytes, f"{num_bytes} bytes of {self.max_bytes}")
