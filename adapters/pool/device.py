@@ -16,9 +16,12 @@ from adapters.pool.tiers import AdapterEntry
 from memory.accounts import Ask, Holdings, Tenant
 from memory.errors import require
 from memory.eviction.adapter_memory import AdapterMemory, Placement
-from memory.eviction.broker import MemoryBroker, Refusals
+from memory.eviction.broker import MemoryBroker
 from ops.base import DeviceEvent, Ops
 from ops.commands import ClearSlot, PendingCommands, TableRows, WriteSlot
+
+RETRY_S = 0.25
+"""Seconds after which an adapter for which there was no room is tried again in any case."""
 
 
 class DeviceTier:
@@ -57,7 +60,12 @@ class DeviceTier:
         self.num_slots = num_slots
         self._free_slots = list(reversed(range(num_slots)))
         self.resident: dict[Placement, AdapterEntry] = {}
-        self._refused = Refusals(broker, clock)
+        self._refused: dict[str, int] = {}
+        """Smallest size for which there was no room, in bytes, by account. Images of this size are
+        refused without another scan of all idle items until `poll` clears the dict."""
+        self._levels: tuple[int, ...] = ()
+        """Amounts of memory and slots that were free or idle when they were last read."""
+        self._retry_s = 0.0
         self.is_here = True
         """Whether the base model is on the device. If not, no adapters are loaded to the device."""
         self.num_evictions = 0
@@ -68,24 +76,29 @@ class DeviceTier:
         return self.placements.capacity_bytes // len(self._broker.holders)
 
     def poll(self) -> None:
-        """Allows failed allocations to be tried again once memory or slots have become free."""
-        num_idle = sum(each.is_idle and not each.is_awaited for each in self.resident.values())
-        self._refused.look(len(self._free_slots), num_idle)
+        """Allows failed allocations to be tried again once memory or slots have become free or
+        idle. Allows it after `RETRY_S` in any case, because what may be evicted also depends on the
+        accounts."""
+        if self._refused:
+            before, self._levels = self._levels, self._read_levels()
+            has_grown = any(old < new for old, new in zip(before, self._levels, strict=True))
+            if has_grown or self._clock() >= self._retry_s:
+                self._refused.clear()
 
     def place(self, entry: AdapterEntry, image: AdapterImage) -> Callable[[], AdapterImage] | None:
         """Allocates memory and a table slot for the image, evicting idle adapters and KV pages.
         Returns a function that copies the image there, or None if there is no room."""
         account, num_bytes, num_before = entry.account, image.num_bytes, self._broker.num_evictions
-        if self._refused.includes(account, num_bytes):
+        if num_bytes >= self._refused.get(account, num_bytes + 1):
             return None
         is_first = self._is_first(account)
         if not self._free_slots and not self._free_slot(account, is_first=is_first):
-            self._refused.add(account, 0)
+            self._refuse(account, 0)
             return None
         ends = image.tables.factor_ends(num_bytes)
         placement = self._broker.allocate_adapter(ends, account, is_first=is_first)
         if placement is None:
-            self._refused.add(account, num_bytes)
+            self._refuse(account, num_bytes)
             return None
         entry.load_times.num_evicted = self._broker.num_evictions - num_before
         slot = self._free_slots.pop()
@@ -104,6 +117,15 @@ class DeviceTier:
             return image
 
         return copy
+
+    def _refuse(self, account: str, num_bytes: int) -> None:
+        if not self._refused:
+            self._levels, self._retry_s = self._read_levels(), self._clock() + RETRY_S
+        self._refused[account] = num_bytes
+
+    def _read_levels(self) -> tuple[int, ...]:
+        num_idle = sum(each.is_idle and not each.is_awaited for each in self.resident.values())
+        return len(self._free_slots), num_idle, *self._broker.levels()
 
     def serve(self, entry: AdapterEntry, image: AdapterImage) -> None:
         """Makes the next step write the tables of an adapter whose image has been copied."""
