@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 HALF_LIFE_S = 60.0
 """Seconds after which a use counts half."""
 MAX_KEYS = 1 << 16
-"""Maximum number of keys in a `ReuseByKey`. When it is full, it forgets the least used half."""
+"""Maximum number of keys in a `ReuseByKey`. When it is full, it forgets the one that was asked for
+longest ago."""
 
 
 @dataclass(slots=True)
@@ -31,14 +32,6 @@ class Reuse:
             return 0.0
         return self.count * 2.0 ** ((self.at_s - now) / HALF_LIFE_S)
 
-    @property
-    def rank(self) -> float:
-        """Sort key. Its order is the order of the `expected` counts at any time, because all counts
-        decay at the same rate."""
-        if self.count == 0.0:
-            return -math.inf
-        return math.log2(self.count) + self.at_s / HALF_LIFE_S
-
 
 class ReuseByKey:
     """`Reuse` of each item, by key. Only one thread changes it. Other threads may call `expected`,
@@ -46,13 +39,14 @@ class ReuseByKey:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._reuse: dict[str, Reuse] = {}
+        self._reuse: OrderedDict[str, Reuse] = OrderedDict()
 
     def of(self, key: str) -> Reuse:
-        if key not in self._reuse and len(self._reuse) >= MAX_KEYS:
-            by_rank = sorted(self._reuse.items(), key=lambda item: item[1].rank)
-            self._reuse = dict(by_rank[MAX_KEYS // 2 :])
-        return self._reuse.setdefault(key, Reuse())
+        reuse = self._reuse.setdefault(key, Reuse())
+        self._reuse.move_to_end(key)
+        if len(self._reuse) > MAX_KEYS:
+            self._reuse.popitem(last=False)
+        return reuse
 
     def expected(self, key: str) -> float:
         reuse = self._reuse.get(key)

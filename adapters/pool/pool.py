@@ -63,6 +63,7 @@ class AdapterPool:
 
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
         entry = self._entry(ref, tenant)
+        entry.reuse = self._requests.of(ref.digest)
         entry.reuse.note(self._clock())
         if entry.image is None and entry.slot is None:
             self.loads.fetch(entry)
