@@ -16,7 +16,7 @@ LINES = {
     "gateway": 20_920,
     "k8s": 2_150,
     "loraplex": 10_290,
-    "memory": 2_270,
+    "memory": 2_240,
     "migrations": 1_660,
     "ops": 7_960,
     "sandbox": 330,

@@ -64,8 +64,6 @@ class DeviceTier:
         """Smallest size for which there was no room, in bytes, by account. Images of this size are
         refused without another scan of all idle items until `poll` clears the dict."""
         self._levels: tuple[int, ...] = ()
-        """Amounts of memory and slots that were free or idle when they were last read."""
-        self._retry_s = 0.0
         self.is_here = True
         """Whether the base model is on the device. If not, no adapters are loaded to the device."""
         self.num_evictions = 0
@@ -81,8 +79,7 @@ class DeviceTier:
         accounts."""
         if self._refused:
             before, self._levels = self._levels, self._read_levels()
-            has_grown = any(old < new for old, new in zip(before, self._levels, strict=True))
-            if has_grown or self._clock() >= self._retry_s:
+            if any(old < new for old, new in zip(before, self._levels, strict=True)):
                 self._refused.clear()
 
     def place(self, entry: AdapterEntry, image: AdapterImage) -> Callable[[], AdapterImage] | None:
@@ -120,12 +117,14 @@ class DeviceTier:
 
     def _refuse(self, account: str, num_bytes: int) -> None:
         if not self._refused:
-            self._levels, self._retry_s = self._read_levels(), self._clock() + RETRY_S
+            self._levels = self._read_levels()
         self._refused[account] = num_bytes
 
     def _read_levels(self) -> tuple[int, ...]:
+        """Returns the time in `RETRY_S`, and amounts of slots and memory that are free or idle."""
         num_idle = sum(each.is_idle and not each.is_awaited for each in self.resident.values())
-        return len(self._free_slots), num_idle, *self._broker.levels()
+        periods = int(self._clock() / RETRY_S)
+        return periods, len(self._free_slots), num_idle, *self._broker.levels()
 
     def serve(self, entry: AdapterEntry, image: AdapterImage) -> None:
         """Makes the next step write the tables of an adapter whose image has been copied."""
@@ -175,9 +174,9 @@ class DeviceTier:
         with the most slots relative to its weight. Returns False if no adapter may be evicted."""
         ask = self._ask_for_slot(account, is_first=is_first)
         losses = {
-            placement: (ask.priority([account]), cost_s / placement.num_bytes)
+            placement: (ask.priority([name]), cost_s / placement.num_bytes)
             for placement, cost_s in self.idle(with_awaited=False).items()
-            if ask.may_take([account := self.resident[placement].account])
+            if ask.may_take([name := self.resident[placement].account])
         }
         if losses:
             self.evict(min(losses, key=losses.__getitem__))

@@ -128,7 +128,7 @@ class Loads:
         self._copies = CopyQueue[AdapterImage](copier, lock)
         self._largest = {
             "device": device.placements.capacity_bytes,
-            "host": host.max_bytes,
+            "host": host.images.max_bytes,
             "disk": disk_bytes,
         }
         """Maximum bytes of one adapter, by tier."""

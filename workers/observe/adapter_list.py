@@ -64,7 +64,7 @@ def _nearest(
     nearest: list[Iterable[AdapterEntry]] = [
         *(pool.device.resident.values() for pool in pools),
         *(islice(pool.awaited, MAX_ADAPTERS) for pool in pools),
-        islice(host.newest(), 2 * MAX_ADAPTERS),
+        islice(host.images.newest(), 2 * MAX_ADAPTERS),
     ]
     return dict.fromkeys(chain(*nearest))
 
@@ -79,7 +79,7 @@ def _status(entry: AdapterEntry, error: AdapterUnavailable | None = None) -> Ada
 
 def _totals(pools: Sequence[AdapterPool], host: HostTier) -> tuple[dict[str, int], dict[str, int]]:
     """Returns the number and the bytes of the adapters by their nearest tiers."""
-    counts, num_bytes = Counter(host=len(host)), Counter(host=host.num_bytes)
+    counts, num_bytes = Counter(host=len(host.images)), Counter(host=host.images.num_bytes)
     for pool in pools:
         counts["loading"] += pool.loads.num_open
         for entry in pool.device.resident.values():

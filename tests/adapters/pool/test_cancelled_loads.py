@@ -104,7 +104,7 @@ def test_the_memory_of_cancelled_and_failed_loads_of_adapters_is_free_at_once(
         house.pool.poll()
         house.check()
         assert not house.pool.entries, kind
-        assert not house.host._tier.num_bytes, kind
+        assert not house.host.images.num_bytes, kind
         assert [each() for each in alive if each() is not None] == [], kind
         alive.clear()
         whole = slab.copy(np.zeros(SLAB_UNITS * UNIT_BYTES, np.uint8))
