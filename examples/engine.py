@@ -23,7 +23,6 @@ from workers.models.checkpoint import expected_tensors
 from workers.models.loading import LoadedModel, load_model
 from workers.models.plan import ModelPlan
 from workers.scheduling.constraint import Unconstrained
-from workers.scheduling.intake import OpenIntake
 from workers.scheduling.policy import FifoPolicy
 from workers.scheduling.scheduler import Scheduler
 from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams, SequenceOutput
@@ -63,7 +62,8 @@ def run(names: list[str]) -> dict[int, list[int]]:
     memory, tables = random_adapters(model.plan, len(names), (NUM_PAGES + 1) * page)
     buffers = ModelBuffers(memory, torch.zeros(NUM_SEQS, 128, dtype=torch.int32), tables)
     runner = ModelRunner(model, ops, buffers)
-    scheduler = Scheduler(kv, pool, commands, FifoPolicy(64), OpenIntake(), max_num_seqs=NUM_SEQS)
+    policy, limits = FifoPolicy(64), {"max_num_seqs": NUM_SEQS, "max_batched_tokens": 64}
+    scheduler = Scheduler(kv, pool, commands, policy, **limits)
     parts = ModelInfo("model", "model", 128), scheduler, runner, NoObserver(), Unconstrained()
     engine = Engine(*parts, RequestLimits(128, NUM_PAGES, 64, frozenset([0])), clock=monotonic)
     params = SamplingParams(8, seed=0, temperature=0.0)

@@ -11,7 +11,7 @@ from tools.source_tree import NOT_READ, ROOT, source_tree
 
 SOURCES = {".py", ".sql", ".cpp", ".h", ".yaml"}
 LINES = {
-    "adapters": 5_440,
+    "adapters": 5_450,
     "admin": 9_680,
     "gateway": 20_920,
     "k8s": 2_150,
@@ -24,15 +24,15 @@ LINES = {
     "telemetry": 560,
     "tools": 1_940,
     "web": 2_760,
-    "workers": 18_590,
+    "workers": 18_400,
 }
 """Lines of a package's own files, rounded up."""
 GENERATED = {"k8s/rendered": 5_380}
 """Lines of files in packages that a tool writes."""
 READ_FIRST = ("Engine", "Scheduler", "AdapterPool", "ModelRunner")
 """Classes whose modules, with all that they import, are the core of the engine."""
-READ_FIRST_LINES = 8_690
-CLOSURES = {("Scheduler",): 24, ("Scheduler", "AdapterPool", "ModelRunner"): 46, READ_FIRST: 52}
+READ_FIRST_LINES = 8_320
+CLOSURES = {("Scheduler",): 23, ("Scheduler", "AdapterPool", "ModelRunner"): 45, READ_FIRST: 51}
 """Numbers of modules that the classes' modules import, directly or not, themselves included.
 Kernels, layers and model families do not count."""
 

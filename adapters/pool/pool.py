@@ -88,7 +88,10 @@ class AdapterPool:
     ) -> AdapterLease | Loading | NoRoom:
         """Implements `AdapterSource.acquire`. A failed load is retried after some seconds."""
         if turn is None:
-            return self._acquire(ref, NO_TENANT, FIRST_TURN)
+            answer = self._acquire(ref, NO_TENANT, FIRST_TURN)
+            if isinstance(answer, AdapterLease):
+                answer.pay()  # for nobody
+            return answer
         return self._turns.acquire(ref, turn, partial(self._acquire, ref))
 
     def _acquire(

@@ -125,6 +125,7 @@ class Leased(Protocol):
 
     leases: int
     load_times: LoadTimes
+    num_unpaid_bytes: int
 
 
 @dataclass(slots=True)
@@ -138,15 +139,23 @@ class AdapterLease:
     """Bytes that were copied to the device for the holder of this lease."""
     _adapter: Leased | None
     copy_s: float = 0.0
-    """Estimated seconds of this copy, or 0 if there was none."""
+    """Estimated seconds of this copy until they are paid, or 0 if there was none."""
 
     def load_since(self, arrival_s: float) -> Load | None:
         """Returns the adapter's load (see `LoadTimes.since`). Returns None after `release`."""
         return None if self._adapter is None else self._adapter.load_times.since(arrival_s)
 
+    def pay(self) -> float:
+        """Returns the estimated seconds of the copy to the device, if there was one. The caller
+        charges them; otherwise they are charged to a later lease."""
+        copy_s, self.copy_s = self.copy_s, 0.0
+        return copy_s
+
     def release(self) -> None:
         """Releases the lease. May be called twice."""
         if self._adapter is not None:
+            if self.copy_s:
+                self._adapter.num_unpaid_bytes = self.num_loaded_bytes
             self._adapter.leases -= 1
             self._adapter = None
 
@@ -224,7 +233,7 @@ class FixedSlot:
     def __init__(self, slot: int, max_rank: int) -> None:
         self.slot = slot
         self.max_rank = max_rank
-        self.leases = 0
+        self.leases = self.num_unpaid_bytes = 0
         self.load_times = LoadTimes()
 
 

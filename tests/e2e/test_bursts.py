@@ -23,7 +23,7 @@ from tests.e2e.shares import ORDINARY, VOCAB
 from tests.e2e.tiny import NAME
 from tests.gateway.live import eventually
 from tests.scale import IS_FULL
-from workers.scheduling.tenant_queue import TERMS
+from workers.scheduling.terms import TERMS
 from workers.wire.protocol import ServiceClass
 
 NUM_STREAMS = 200

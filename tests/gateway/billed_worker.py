@@ -200,7 +200,7 @@ class BilledWorker:
         """Refuses now and then a waiting sequence, as if others needed its place in the queue."""
         if self._chance.random() < self.refused_part:
             engine = self._simulation.engine
-            first = engine.scheduler.policy.first_waiting
+            first = engine.scheduler.first_waiting
             refused = [] if first is None else [first]
             self._deliver(engine.fail(refused, ErrorCode.OVERLOADED, "the queue is full"))
 

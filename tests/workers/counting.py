@@ -57,7 +57,7 @@ class CountingRunner:
                 continue  # a step of no sequence, which is timed
             request = sequence.request
             num_new = end - max(self._computed[request.id], start)
-            cost = int(PREFILL_COST if sequence.place.is_pending else DECODE_COST) * max(num_new, 0)
+            cost = int(PREFILL_COST if sequence.is_pending else DECODE_COST) * max(num_new, 0)
             self._computed[request.id] = max(self._computed[request.id], end)
             self.served[request.tenant] += cost
             self.by_class[request.service_class] += cost

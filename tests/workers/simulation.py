@@ -69,6 +69,7 @@ class StubTimes(LoadTimes):
 class StubAdapter:
     load_times: LoadTimes
     leases: int = 0
+    num_unpaid_bytes: int = 0
 
 
 @dataclass

@@ -63,17 +63,18 @@ class ServedModel(ModelInstance):
 
     @property
     def demand(self) -> Demand:
-        """Running and waiting work of the engine. `num_extents` is what the first waiting sequence
-        needs for the pages of all its tokens and the part of its adapter that is not loaded."""
+        """Running and waiting work of the engine. `num_extents` is what the sequence that has
+        waited longest needs for the pages of all its tokens and the part of its adapter that is not
+        loaded."""
         scheduler = self.engine.scheduler
-        pages, first, num_pages = scheduler.kv.pool, scheduler.policy.first_waiting, 0
+        pages, first, num_pages = scheduler.kv.pool, scheduler.first_waiting, 0
         if first is not None:
             adapter = first.adapter
             missing = None if adapter is None else self.pool.missing_bytes(adapter)
             num_pages = -(-len(first.tokens) // PAGE_TOKENS) - (-(missing or 0) // pages.page_bytes)
         return Demand(
             len(scheduler.running),
-            scheduler.policy.num_waiting,
+            scheduler.num_waiting,
             num_extents=-(-num_pages // pages.pages_per_extent),
             is_short=self.engine.last_schedule.is_short,
         )

@@ -315,7 +315,7 @@ class ServedModels:
         if not model.state.is_here:
             model.error = reason
         with self._memory:
-            first = model.engine.scheduler.policy.first_waiting
+            first = model.engine.scheduler.first_waiting
             message = f"the base model lacks memory: {reason}"
             return model.engine.fail([first] if first else [], ErrorCode.OVERLOADED, message)
 

@@ -25,7 +25,7 @@ from workers.execution.step_input import (
     StepOutput,
 )
 from workers.scheduling.constraint import ConstraintSource
-from workers.scheduling.intake import Refusal
+from workers.scheduling.policy import Refusal
 from workers.scheduling.schedule import Schedule, ScheduledSequence
 from workers.scheduling.scheduler import Scheduler
 from workers.scheduling.sequence import Sequence
@@ -175,12 +175,12 @@ class Engine:
     @property
     def weight(self) -> int:
         """Sum of the weights of all tenants with work in this engine."""
-        return self.scheduler.policy.weight
+        return self.scheduler.policy.status.weight
 
     @property
     def waiting(self) -> list[Sequence]:
-        """Waiting sequences, including preempted ones, in the order in which they were added."""
-        return [a.sequence for a in self._answers.values() if a.sequence.is_waiting]
+        """Waiting sequences, including preempted ones, the one that has waited longest first."""
+        return list(self.scheduler.waiting)
 
     def refusal(self, request: Generate) -> tuple[ErrorCode, str] | None:
         """Returns why the request can never run, or None if it can run. Needs no lock."""
@@ -199,12 +199,12 @@ class Engine:
     def offer(self, connection: int, request: Generate, arrival_s: float) -> list[Event]:
         """Queues the request if the queue has room or can make room. Called only if `refusal`
         returned None. Returns a `Failed` of this request if it is refused, or of each queued
-        request that is refused to make room for it (see `Intake.refuse_for`)."""
+        request that is refused to make room for it (see `SchedulingPolicy.refuse`)."""
         if (connection, request.id) in self._answers:
             message = f"sequence id {request.id} is in use"
             return [(connection, Failed(request.id, ErrorCode.INVALID, message))]
         sequence = self._sequence(connection, request, arrival_s)
-        refusals = self.scheduler.intake.refuse_for(sequence, self._clock())
+        refusals = self.scheduler.policy.refuse([sequence], self._clock())
         if not any(refusal.sequence is sequence for refusal in refusals):
             self.scheduler.load_adapter(sequence.adapter, sequence.block_table.tenant)
             self._add(sequence)
@@ -212,7 +212,7 @@ class Engine:
 
     def expire(self) -> list[Event]:
         """Fails waiting sequences whose deadline for the first token has passed."""
-        expired = self.scheduler.policy.pop_expired(self._clock())
+        expired = self.scheduler.pop_expired(self._clock())
         message = "its time was over before its prompt could begin"
         return self.fail(expired, ErrorCode.EXPIRED, message)
 
@@ -274,8 +274,7 @@ class Engine:
             events += self.expire()
             schedule = self.last_schedule = scheduler.schedule(start_s, is_held=is_held)
             events += [self._fail(*failure) for failure in schedule.failed]
-            if scheduler.policy.is_backlogged:
-                events += self._refuse(scheduler.intake.refuse_late(start_s))
+            events += self._refuse(scheduler.policy.refuse([], start_s))
             self.is_stalled = not schedule.items and not self._in_flight
             if schedule.items:
                 self._commands += scheduler.commands.take()

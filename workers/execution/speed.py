@@ -17,13 +17,12 @@ FAR = 1024
 
 
 def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
-    """Replaces the scheduler's record of step times, which may be from a cold start, by times of
-    typical steps: decoding sequences, prompts of several lengths, short and long contexts. Called
-    while no sequence runs. The steps use only the first page and the first slot of the token
-    buffer. Raises the error of a step that fails."""
+    """Records times of typical steps in the scheduler's policy: decoding sequences, prompts of
+    several lengths, short and long contexts. Called while no sequence runs. The steps use only the
+    first page and the first slot of the token buffer. Raises the error of a step that fails."""
     runner, scheduler = engine.runner, engine.scheduler
     assert runner is not None
-    max_len, max_tokens = engine.info.max_model_len, scheduler.policy.max_batched_tokens
+    max_len, max_tokens = engine.info.max_model_len, scheduler.max_batched_tokens
 
     def time(num_sequences: int, num_tokens: int, start: int) -> float:
         """Runs a step three times. Records and returns the seconds of the shorter of the last two
@@ -40,11 +39,9 @@ def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
                 break
         seconds = min(times_s[1:] or times_s)
         num_computed = num_sequences * num_tokens
-        scheduler.policy.record_step(num_computed, num_computed * start, seconds)
+        scheduler.policy.record_step(num_computed, num_computed * start, seconds, seconds)
         return seconds
 
-    scheduler.policy.forget_speed()
-    scheduler.intake.forget_speed()
     most = min(scheduler.max_num_seqs, max_tokens)
     for num_sequences in (1, -(-most // 2), most):
         for start in (0, FAR):

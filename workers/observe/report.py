@@ -72,7 +72,7 @@ class EngineReport:
             num_sampled=sum(len(result.tokens) for result in output.sequences),
             num_adapters=len(adapters),
             num_running=len(self._scheduler.running),
-            num_waiting=self._scheduler.policy.num_waiting,
+            num_waiting=self._scheduler.num_waiting,
             num_free_pages=self._kv.num_free,
             num_preempted=schedule.num_preempted,
             **{f"{part}_us": us for part, us in parts_us.items()},
@@ -83,7 +83,7 @@ class EngineReport:
         """Prompt tokens that are neither computed nor known to be cached."""
         running = self._scheduler.running
         num_begun = sum(s.num_uncomputed for s in running if s.is_prefilling)
-        return self._scheduler.policy.num_waiting_tokens + num_begun
+        return self._scheduler.policy.status.num_tokens + num_begun
 
     def status(self) -> ModelStatus:
         scheduler, kv = self._scheduler, self._kv
@@ -93,7 +93,7 @@ class EngineReport:
             digest=self._info.digest,
             name=self._info.name,
             num_running=len(scheduler.running),
-            num_waiting=scheduler.policy.num_waiting,
+            num_waiting=scheduler.num_waiting,
             pages_total=kv.num_total,
             pages_free=kv.num_free - kv.idle.num_pages,
             pages_cached=kv.idle.num_pages,
@@ -104,7 +104,7 @@ class EngineReport:
             num_integrity_failures=self.num_integrity_failures,
             max_num_seqs=scheduler.max_num_seqs,
             num_waiting_tokens=self.num_waiting_tokens,
-            prefill_tokens_per_s=scheduler.intake.prompt_tokens_per_s,
+            prefill_tokens_per_s=scheduler.policy.status.prompt_tokens_per_s,
             decode_step_s=self._decode_steps.value,
             adapter_loads={tier: loads.number for tier, loads in counts.items()},
             adapter_load_s={tier: loads.seconds for tier, loads in counts.items()},

@@ -13,33 +13,28 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heapreplace
 
 from memory.page_key import PAGE_TOKENS
-from workers.scheduling import tenant_queue
+from workers.policies.tenant_queue import NO_LOAD, ClassQueue, Load, Place, TenantQueue, Turn
 from workers.scheduling.sequence import Sequence
-from workers.scheduling.tenant_queue import NO_LOAD, TERMS, Load, Turn
+from workers.scheduling.terms import TERMS
 from workers.wire.protocol import ServiceClass
 
 MAX_PASSED = 64
 """Maximum number of consecutive sequences of one tenant that are blocked in a step. After them, the
 tenant's other sequences are left to the next step, which bounds the time of scheduling."""
 
-TenantQueue = tenant_queue.TenantQueue[Sequence]
-ClassQueue = tenant_queue.ClassQueue[Sequence]
-
 
 class FairQueue:
-    """Pending sequences of a scheduler, in the order in which they get tokens.
-
-    The scheduler calls `add` for a new sequence, `start` when the sequence starts, `put_back` if it
-    is preempted, `leave` once its prompt is computed, and `remove` when it ends, in any state.
-    """
+    """Pending sequences of a scheduler, in the order in which they get tokens."""
 
     def __init__(self) -> None:
         self.classes = {service_class: ClassQueue(terms) for service_class, terms in TERMS.items()}
         self.waiting = NO_LOAD
+        self.places: dict[Sequence, Place] = {}
+        """Places of all sequences that have not ended."""
         self._floor = 0.0
         """Counter of the class that was the last to have pending sequences. Used while no class has
         pending sequences."""
@@ -54,6 +49,9 @@ class FairQueue:
         sequence is added to it."""
         class_queue = self.classes[service_class]
         return class_queue.tenants.get(tenant) or TenantQueue(class_queue, tenant, weight)
+
+    def tenant_of(self, sequence: Sequence) -> TenantQueue:
+        return self.places[sequence].tenant
 
     @property
     def num_waiting(self) -> int:
@@ -73,57 +71,55 @@ class FairQueue:
         return sum(each.weight for each in self.classes.values())
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a waiting sequence, and sets its tenant's weight to the request's weight."""
+        """Queues a waiting sequence, which is new or was preempted. Sets its tenant's weight to the
+        weight of a new sequence's request."""
         request = sequence.request
+        if (place := self.places.get(sequence)) is not None:
+            if place.is_pending:
+                place.tenant.pending.remove(sequence)
+                place.tenant.num_started -= 1
+            self._insert(sequence, place)
+            return
         tenant = self.tenant(request.service_class, request.tenant, request.weight)
         class_queue = tenant.class_queue
-        sequence.place.tenant_queue = tenant
-        sequence.place.prompt_key = sequence.prompt_key()
+        place = self.places[sequence] = Place(tenant, sequence.prompt_key())
         class_queue.tenants[request.tenant] = tenant
         if tenant.num_sequences:
             class_queue.weight -= tenant.weight
         tenant.weight = request.weight
         tenant.num_sequences += 1
         class_queue.weight += tenant.weight
-        self._insert(sequence)
+        self._insert(sequence, place)
 
     def start(self, sequence: Sequence) -> None:
         """Records that the sequence runs. Called after the sequence's status has changed."""
-        tenant = sequence.place.tenant_queue
+        tenant = self.tenant_of(sequence)
         tenant.pending.remove(sequence)
         insort(tenant.pending, sequence, key=_turn)
         tenant.num_started += 1
         self._count(tenant, -1, sequence)
 
-    def put_back(self, sequence: Sequence) -> None:
-        """Records that the sequence waits again. Called after the sequence's status has changed."""
-        tenant = sequence.place.tenant_queue
-        if sequence.place.is_pending:
-            tenant.pending.remove(sequence)
-            tenant.num_started -= 1
-        self._insert(sequence)
-
     def leave(self, sequence: Sequence) -> None:
-        """Removes a sequence whose prompt is computed, because it needs no more turns."""
-        sequence.place.tenant_queue.num_started -= 1
+        """Removes a running sequence from the pending ones, because its prompt is computed."""
+        self.tenant_of(sequence).num_started -= 1
         self._take_out(sequence)
 
-    def remove(self, sequence: Sequence, *, is_waiting: bool) -> None:
-        """Removes a sequence that has ended."""
-        tenant = sequence.place.tenant_queue
-        if is_waiting:
+    def remove(self, sequence: Sequence) -> None:
+        """Removes a sequence that ends. Called before the sequence's status changes."""
+        tenant = self.tenant_of(sequence)
+        if sequence.is_waiting:
             self._count(tenant, -1, sequence)
             self._take_out(sequence)
-        elif sequence.place.is_pending:
+        elif self.places[sequence].is_pending:
             self.leave(sequence)
+        del self.places[sequence]
         tenant.num_sequences -= 1
         if tenant.num_sequences == 0:
             tenant.class_queue.weight -= tenant.weight
             tenant.class_queue.forget_idle()
 
-    def charge(self, sequence: Sequence, cost: float) -> None:
-        """Charges work done for the sequence, in tokens."""
-        tenant = sequence.place.tenant_queue
+    def charge(self, tenant: TenantQueue, cost: float) -> None:
+        """Charges work done for the tenant, in tokens."""
         tenant.counter += cost / tenant.weight
         tenant.class_queue.counter += cost / tenant.class_queue.terms.share
 
@@ -196,8 +192,8 @@ class FairQueue:
                 if not heap:
                     del heaps[class_queue]
 
-    def _insert(self, sequence: Sequence) -> None:
-        tenant = sequence.place.tenant_queue
+    def _insert(self, sequence: Sequence, place: Place) -> None:
+        tenant = place.tenant
         class_queue = tenant.class_queue
         if not tenant.pending:
             if not class_queue.active:
@@ -207,25 +203,25 @@ class FairQueue:
             tenant.since = self._num_activations
             class_queue.active[tenant.tenant] = tenant
         insort(tenant.pending, sequence, key=_turn)
-        sequence.place.is_pending = True
-        if (key := sequence.place.prompt_key) is not None:
-            self._of_prompt.setdefault(key, {})[sequence] = None
-        sequence.place.num_shared = self._num_shared(sequence)
+        place.is_pending = True
+        if place.prompt_key is not None:
+            self._of_prompt.setdefault(place.prompt_key, {})[sequence] = None
+        place.num_shared = self._num_shared(sequence, place)
         self._count(tenant, 1, sequence)
 
     def _take_out(self, sequence: Sequence) -> None:
-        tenant = sequence.place.tenant_queue
-        class_queue = tenant.class_queue
+        place = self.places[sequence]
+        tenant, class_queue = place.tenant, place.tenant.class_queue
         tenant.pending.remove(sequence)
-        sequence.place.is_pending = False
+        place.is_pending = False
         if not tenant.pending:
             del class_queue.active[tenant.tenant]
             if not class_queue.active:
                 class_queue.floor = tenant.counter
             if not any(other.active for other in self.classes.values()):
                 self._floor = class_queue.counter
-        if (key := sequence.place.prompt_key) is not None:
-            self._forget_prompt(key, sequence)
+        if place.prompt_key is not None:
+            self._forget_prompt(place.prompt_key, sequence)
 
     def _forget_prompt(self, key: bytes, sequence: Sequence) -> None:
         """Removes a sequence that is no longer pending from the sequences with the same prompt. If
@@ -239,44 +235,33 @@ class FairQueue:
             return
         following = next(iter(same))
         if was_first and following.is_waiting:
-            self._count(following.place.tenant_queue, -1, following)
-            following.place.num_shared = self._num_shared(following)
-            self._count(following.place.tenant_queue, 1, following)
+            place = self.places[following]
+            self._count(place.tenant, -1, following)
+            place.num_shared = self._num_shared(following, place)
+            self._count(place.tenant, 1, following)
 
-    def _num_shared(self, sequence: Sequence) -> int:
+    def _num_shared(self, sequence: Sequence, place: Place) -> int:
         """Returns the number of the sequence's tokens that need not be computed for it, because
         they are cached or will be computed for another pending sequence with the same prompt."""
         num_found = sequence.num_found()
-        key = sequence.place.prompt_key
+        key = place.prompt_key
         is_first = key is None or next(iter(self._of_prompt[key])) is sequence
         if is_first or not sequence.may_skip_cached:
             return num_found
         return max(num_found, (sequence.num_prompt - 1) // PAGE_TOKENS * PAGE_TOKENS)
 
+    def load_of(self, sequence: Sequence) -> Load:
+        """Returns the load of a waiting sequence, queued or not: the tokens that will be computed
+        for it."""
+        place = self.places.get(sequence)
+        num_shared = sequence.num_found() if place is None else place.num_shared
+        num_tokens = len(sequence.tokens)
+        return Load(1, num_tokens - num_shared, sequence.max_len - num_tokens)
+
     def _count(self, tenant: TenantQueue, sign: int, sequence: Sequence) -> None:
-        load = load_of(sequence)
+        load = self.load_of(sequence)
         tenant.waiting = tenant.waiting.changed(load, sign)
         self.waiting = self.waiting.changed(load, sign)
-
-
-def load_of(sequence: Sequence) -> Load:
-    """Returns the load of one waiting sequence: the tokens that will be computed for it."""
-    if sequence.place.num_shared is None:
-        sequence.place.num_shared = sequence.num_found()
-    num_tokens = len(sequence.tokens)
-    return Load(1, num_tokens - sequence.place.num_shared, sequence.max_len - num_tokens)
-
-
-def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
-    """Returns the sequence to preempt when memory is short: a `batch` sequence if there is one, of
-    several one of the most charged class, there of the most charged tenant, there the newest."""
-
-    def key(sequence: Sequence) -> tuple[bool, float, float, float]:
-        tenant = sequence.place.tenant_queue
-        is_batch = sequence.request.service_class is ServiceClass.BATCH
-        return is_batch, tenant.class_queue.counter, tenant.counter, sequence.times.arrival_s
-
-    return max(sequences, key=key)
 
 
 def _turn(sequence: Sequence) -> tuple[bool, int, float, float]:

@@ -7,8 +7,7 @@ from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from ops.commands import PendingCommands
 from workers.policies.fairness_policy import MAX_TOKEN_GAP_S, FairnessPolicy
-from workers.policies.queue_forecast import QueueForecast
-from workers.policies.queue_limits import QueueBounds, QueueLimits
+from workers.policies.queue_limits import QueueBounds
 from workers.scheduling.scheduler import Scheduler
 
 
@@ -22,23 +21,17 @@ def fair_scheduler(
     max_token_gap_s: float = MAX_TOKEN_GAP_S,
     bounds: QueueBounds = QueueBounds(),  # noqa: B008
 ) -> Scheduler:
-    """Returns a scheduler with a `FairnessPolicy` and `QueueLimits`. max_token_gap_s: maximum
-    seconds of a step that has generating sequences."""
+    """Returns a scheduler with a `FairnessPolicy`. max_token_gap_s: maximum seconds of a step that
+    has generating sequences."""
     policy = FairnessPolicy(
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
         max_token_gap_s=max_token_gap_s,
-    )
-    forecast = QueueForecast(
-        policy.step_time,
-        max_num_seqs=max_num_seqs,
-        max_batched_tokens=max_batched_tokens,
-        max_token_gap_s=max_token_gap_s,
-    )
-    intake = QueueLimits(
-        policy.queue, forecast, bounds, memory_tokens=lambda: kv.num_total * PAGE_TOKENS
+        bounds=bounds,
+        memory_tokens=lambda: kv.num_total * PAGE_TOKENS,
     )
     return Scheduler(
-        *(kv, adapters, commands, policy, intake),
+        *(kv, adapters, commands, policy),
         max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
     )

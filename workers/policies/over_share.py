@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from workers.policies.fair_queue import FairQueue, TenantQueue, last_in_turn
+from workers.policies.fair_queue import FairQueue
+from workers.policies.tenant_queue import TenantQueue
 from workers.scheduling.sequence import Sequence
 
 RECENT_TOKENS = 4096.0
@@ -62,44 +63,40 @@ class OverShare:
         seconds of the step without over-share tenants."""
         return (1 + ADDED_PART) * within_share_s
 
-    def may_have_slot(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
-        """Whether the sequence's tenant may have one more slot.
+    def may_have_slot(self, tenant: TenantQueue, num_free: int) -> bool:
+        """Whether the tenant may have one of `num_free` free slots.
 
         Some free slots, about one for each other tenant with work, are reserved for tenants that
-        are within their share and hold few slots. If the tenant may use no free slot, it gets a
-        slot only if an over-share tenant must give one up.
+        are within their share and hold few slots.
         """
         least, most = (int(part * self._max_num_seqs) for part in (LEAST_KEPT, MOST_KEPT))
         if num_free > most:
             return True
-        tenant = sequence.place.tenant_queue
         share = self._queue.share(tenant)
         if num_free > min(max(round(1.0 / share) - 1, least), most):
             return True
         limit = _with_leeway(min(share, 0.5)) * self._max_num_seqs
-        if num_free and tenant.num_running < limit and not self.includes(tenant):
-            return True
-        return self.victim(sequence, running) is not None
+        return num_free > 0 and tenant.num_running < limit and not self.includes(tenant)
 
-    def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        """Returns the running sequence that must give up its slot to `sequence`. Chooses the
+    def victim(self, tenant: TenantQueue, running: Iterable[Sequence]) -> Sequence | None:
+        """Returns the running sequence that must give up its slot to the tenant. Chooses the
         over-share tenant that holds the most slots relative to its share, and of this tenant's
         sequences the newest one. A tenant gives up no slot if it would then hold fewer slots,
-        relative to its share, than the tenant of `sequence`. Returns None if no tenant must give up
-        a slot, or if the tenant of `sequence` is itself over its share."""
-        tenant = sequence.place.tenant_queue
+        relative to its share, than the tenant. Returns None if no tenant must give up a slot, or
+        if the tenant is itself over its share."""
         if self.includes(tenant):
             return None
         level = (tenant.num_running + 1) / self._queue.share(tenant)
         over_share = [
             other
-            for other in dict.fromkeys(each.place.tenant_queue for each in running)
+            for other in dict.fromkeys(self._queue.tenant_of(each) for each in running)
             if (other.num_running - 1) / self._queue.share(other) >= level and self.includes(other)
         ]
         if not over_share:
             return None
         most = max(over_share, key=lambda other: other.num_running / self._queue.share(other))
-        return last_in_turn(each for each in running if each.place.tenant_queue is most)
+        own = (each for each in running if self._queue.tenant_of(each) is most)
+        return max(own, key=lambda sequence: sequence.times.arrival_s)
 
     def _recent_part(self, tenant: TenantQueue) -> float:
         """Returns the fraction of the recently charged tokens that was charged to the tenant."""

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from workers.policies.step_budget import StepBudget
 from workers.policies.step_cost import StepTime
+from workers.policies.tenant_queue import Load
 from workers.scheduling.sequence import Sequence
-from workers.scheduling.tenant_queue import Load, Terms
+from workers.scheduling.terms import Terms
 
 ASSUMED_ANSWER = 64.0
 """Assumed number of tokens of an answer. The assumption has the weight of `ASSUMED_ANSWERS`
@@ -97,7 +98,6 @@ class QueueForecast:
         self._is_backlogged = False
         """Whether sequences waited when the last step ended, so that the next step counts as
         backlog."""
-        self._ended_s = 0.0
 
     def record_start(self, num_expected: float, num_computed: int) -> None:
         """Records that a prompt starts. num_expected: number of prompt tokens that were expected to
@@ -111,26 +111,16 @@ class QueueForecast:
         self._num_answer_tokens = KEPT * self._num_answer_tokens + num_tokens
 
     def record_step(
-        self, ended_s: float, num_tokens: int, num_attended: int, *, is_backlogged: bool
+        self, seconds: float, num_tokens: int, num_attended: int, *, is_backlogged: bool
     ) -> None:
-        """Records a step. is_backlogged: whether sequences wait for slots, pages or step time."""
-        seconds = ended_s - self._ended_s
+        """Records a step that ended `seconds` after the one before. is_backlogged: whether
+        sequences wait for slots, pages or step time."""
         memory = math.exp(-seconds / SLOWDOWN_MEMORY_S)
         last = [seconds, 1.0, num_tokens, num_attended] if self._is_backlogged else [0.0] * 4
         self._backlog = [
             memory * recent + each for recent, each in zip(self._backlog, last, strict=True)
         ]
-        self._is_backlogged, self._ended_s = is_backlogged, ended_s
-
-    def pause(self) -> None:
-        """Records that the device is idle, or used by another model. The time from now until the
-        end of the next step does not count as backlog."""
-        self._is_backlogged = False
-
-    def forget(self) -> None:
-        """Forgets the measured slowdown, for example after a warm-up."""
-        self._backlog = [0.0] * 4
-        self.pause()
+        self._is_backlogged = is_backlogged
 
     @property
     def prompt_tokens_per_s(self) -> float:

@@ -11,15 +11,16 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
 
-from workers.policies.fair_queue import ClassQueue, FairQueue, TenantQueue, load_of
+from workers.policies.fair_queue import FairQueue
 from workers.policies.queue_forecast import QueueForecast, RunningWork
-from workers.scheduling.intake import Refusal
+from workers.policies.tenant_queue import MAX_TENANTS, ClassQueue, Load, TenantQueue
+from workers.scheduling.policy import Refusal
 from workers.scheduling.sequence import Sequence
-from workers.scheduling.tenant_queue import MAX_TENANTS, TERMS, Load
+from workers.scheduling.terms import TERMS
 from workers.wire.protocol import MAX_RETRY_S, ServiceClass
 
 CHECK_S = 0.25
@@ -48,7 +49,7 @@ class QueueBounds:
 
 
 class QueueLimits:
-    """Implementation of `Intake` for a fair queue."""
+    """Limits of a fair queue."""
 
     def __init__(
         self,
@@ -56,11 +57,12 @@ class QueueLimits:
         forecast: QueueForecast,
         bounds: QueueBounds,
         memory_tokens: Callable[[], int],
+        running: Mapping[Sequence, None],
     ) -> None:
-        """memory_tokens: function that returns the number of tokens whose KV fits into memory."""
+        """memory_tokens: function that returns the number of tokens whose KV fits into memory.
+        running: running sequences, which the policy keeps up to date."""
         self._queue = queue
-        self._running: dict[Sequence, None] = {}
-        """Running sequences, in the order in which they started."""
+        self._running = running
         self._forecast = forecast
         self._bounds = bounds
         self._memory_tokens = memory_tokens
@@ -71,37 +73,14 @@ class QueueLimits:
         """Latest retry time that was proposed to a refused tenant, by class and tenant."""
         self._max_retries = MAX_TENANTS
 
-    @property
-    def prompt_tokens_per_s(self) -> float:
-        return self._forecast.prompt_tokens_per_s
-
-    def on_start(self, sequence: Sequence) -> None:
-        self._running[sequence] = None
-        self._forecast.record_start(load_of(sequence).num_tokens, sequence.num_uncomputed)
-
-    def on_preempt(self, sequence: Sequence) -> None:
-        del self._running[sequence]
-
-    def on_end(self, sequence: Sequence) -> None:
-        del self._running[sequence]
-        if sequence.is_begun and sequence.connection >= 0:
-            self._forecast.record_answer(sequence.num_generated)
-
-    def on_step(
-        self, num_tokens: int, num_attended: int, ended_s: float, *, is_backlogged: bool
-    ) -> None:
-        self._forecast.record_step(ended_s, num_tokens, num_attended, is_backlogged=is_backlogged)
-
     def hold(self, now: float) -> None:
+        """Records that no sequence may be admitted at `now`, because the base model is unavailable.
+        Time that a sequence waited before `now` does not make it late."""
         self._held_s = now
 
-    def pause(self) -> None:
-        self._forecast.pause()
-
-    def forget_speed(self) -> None:
-        self._forecast.forget()
-
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
+        """Returns refusals of waiting sequences, so that the newcomer can be queued, or a refusal
+        of the newcomer alone. Returns an empty list if the newcomer can be queued at once."""
         request = newcomer.request
         if request.num_resumed:
             return []
@@ -117,6 +96,7 @@ class QueueLimits:
         return self._push_out(newcomer, tenant, now)
 
     def refuse_late(self, now: float) -> list[Refusal]:
+        """Returns refusals of the waiting sequences whose first token is predicted to be late."""
         if now < self._next_check_s:
             return []
         self._next_check_s = now + CHECK_S
@@ -141,7 +121,7 @@ class QueueLimits:
             if waited_s + wait_s <= LATE_PART * max_wait_s or wait_s < SPARED_PART * max_wait_s:
                 break
             late.append(sequence)
-            waiting = waiting.changed(load_of(sequence), -1)
+            waiting = waiting.changed(self._queue.load_of(sequence), -1)
         return late
 
     @property
@@ -157,7 +137,7 @@ class QueueLimits:
         counts only up to the mean length of waiting prompts, so that long prompts are admitted as
         often as short prompts."""
         num_requests, num_tokens, _ = self._queue.waiting
-        load = load_of(newcomer)
+        load = self._queue.load_of(newcomer)
         num_own = min(load.num_tokens, num_tokens / max(num_requests, 1))
         own = tenant.waiting.changed(load._replace(num_tokens=num_own), 1)
         return self._wait_s(tenant, own, self._forecast.running_work(self._running))
@@ -175,7 +155,7 @@ class QueueLimits:
         requests of tenants that fill a larger fraction of their share than the newcomer's tenant
         are refused. If refusing them does not make enough room, returns a refusal of the newcomer
         instead."""
-        num_requests, num_tokens = 1, load_of(newcomer).num_tokens
+        num_requests, num_tokens = 1, self._queue.load_of(newcomer).num_tokens
         own = self._fullness(tenant, num_requests, num_tokens)
         victims: list[Sequence] = []
         while not self._has_room(num_requests, num_tokens):
@@ -183,10 +163,13 @@ class QueueLimits:
             if victim is None:
                 return [self._refusal(newcomer, tenant, "the queue is full", now)]
             victims.append(victim)
-            num_requests, num_tokens = num_requests - 1, num_tokens - load_of(victim).num_tokens
+            num_requests, num_tokens = (
+                num_requests - 1,
+                num_tokens - self._queue.load_of(victim).num_tokens,
+            )
         message = "the queue is full, and others have less than their share of it"
         return [
-            self._refusal(victim, victim.place.tenant_queue, message, now) for victim in victims
+            self._refusal(victim, self._queue.tenant_of(victim), message, now) for victim in victims
         ]
 
     def _has_room(self, num_requests: int, num_tokens: float) -> bool:
@@ -203,8 +186,8 @@ class QueueLimits:
         share. gone: requests that count as removed from the queue."""
         best: Sequence | None = None
         for tenant in self._tenants():
-            own = [sequence for sequence in gone if sequence.place.tenant_queue is tenant]
-            num_tokens = sum(load_of(sequence).num_tokens for sequence in own)
+            own = [sequence for sequence in gone if self._queue.tenant_of(sequence) is tenant]
+            num_tokens = sum(self._queue.load_of(sequence).num_tokens for sequence in own)
             fullness = self._fullness(tenant, -len(own), -num_tokens)
             if fullness > above and (newest := _newest(tenant, own)) is not None:
                 best, above = newest, fullness

@@ -20,7 +20,7 @@ def warm_up(engine: Engine) -> None:
     scheduler = engine.scheduler
     length = longest - 1
     fitting = min(scheduler.max_num_seqs, scheduler.kv.num_free)
-    num_prompts = min(fitting, scheduler.policy.max_batched_tokens // length)
+    num_prompts = min(fitting, scheduler.max_batched_tokens // length)
     _run_alone(engine, [[0] * length] * num_prompts, max_tokens=1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -67,8 +68,18 @@ class Schedule:
     items: list[ScheduledSequence] = field(default_factory=list)
     failed: list[tuple[Sequence, ErrorCode, str]] = field(default_factory=list)
     num_preempted: int = 0
+    now: float = 0.0
+    """Time when the step is scheduled."""
     begin_s: float = 0.0
-    """Predicted time when the device can begin the step."""
+    """Predicted time when the device can begin the step. Set by the policy."""
+    in_flight: Iterable[Schedule] = ()
+    """Schedules of the steps in flight, the oldest first."""
+    num_free_slots: int = 0
+    """Number of free slots before the step's prompts are scheduled."""
+    is_held: bool = False
+    """Whether no waiting sequence may start, because the base model is unavailable."""
+    lacks_pages: bool = False
+    """Whether a running sequence lacked pages, so that no waiting sequence may start."""
     needs_drain: bool = False
     """Whether the next step can be scheduled only after all steps in flight have ended."""
     is_short: bool = False

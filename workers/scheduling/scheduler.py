@@ -8,7 +8,7 @@ has to know before a step is ordered with commands (`ops.commands`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from adapters.pool.source import (
     AdapterSource,
     AdapterTurn,
     AdapterUse,
+    Charge,
     Loading,
 )
 from memory.accounts import Tenant
@@ -26,11 +27,11 @@ from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from memory.prefix_cache import Image
 from ops.commands import PendingCommands, WriteTokens
-from workers.scheduling.intake import Intake
-from workers.scheduling.policy import SchedulingPolicy
+from workers.scheduling.deadlines import Deadlines
+from workers.scheduling.policy import UNCHARGED, SchedulingPolicy
 from workers.scheduling.schedule import Blocked, BlockReason, Failure, Schedule, ScheduledSequence
 from workers.scheduling.sequence import Sequence, SequenceStatus
-from workers.wire.protocol import ErrorCode
+from workers.wire.protocol import ErrorCode, ServiceClass
 
 LATER = Blocked(BlockReason.ADAPTER)
 """Decision that a sequence waits for its adapter, its constraint or a page of its prefix. It costs
@@ -55,15 +56,18 @@ class Scheduler:
         adapters: AdapterSource,
         commands: PendingCommands,
         policy: SchedulingPolicy,
-        intake: Intake,
         *,
         max_num_seqs: int,
+        max_batched_tokens: int,
     ) -> None:
+        """max_batched_tokens: maximum number of tokens in a step, which the policy also knows."""
         self.kv = kv
         self.commands = commands
         self.policy = policy
-        self.intake = intake
         self.max_num_seqs = max_num_seqs
+        self.max_batched_tokens = max_batched_tokens
+        self.waiting: dict[Sequence, None] = {}
+        """Waiting sequences, the one that has waited longest first."""
         self.running: list[Sequence] = []
         self.leaving: list[Sequence] = []
         """Ended sequences whose tokens a step in flight still computes."""
@@ -71,6 +75,11 @@ class Scheduler:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._adapters = adapters
+        self._deadlines = Deadlines()
+        self._is_idle = True
+        """Whether the last `schedule` left no step in flight, or the engine is suspended."""
+        self._counted_s = 0.0
+        """End of the last step, or the time when the first step after idleness was scheduled."""
         self._num_waiting_for = Counter[str]()
         """Number of waiting sequences of each adapter, by digest."""
         self._free_slots = list(reversed(range(max_num_seqs)))
@@ -82,19 +91,29 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self._in_flight or self.policy.num_waiting)
+        return bool(self.running or self._in_flight or self.waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def first_waiting(self) -> Sequence | None:
+        """Sequence that has waited longest, or None if no sequence waits."""
+        return next(iter(self.waiting), None)
 
     def load_adapter(self, ref: AdapterRef | None, tenant: Tenant, num_ahead: int = 0) -> None:
         """Starts to load the adapter of a sequence that will be added soon, if a slot will be free
         for that sequence. num_ahead: number of sequences that will be added before it."""
-        if ref is not None and self.policy.num_waiting + num_ahead < len(self._free_slots):
+        if ref is not None and self.num_waiting + num_ahead < len(self._free_slots):
             self._adapters.load(ref, tenant)
 
     def add(self, sequence: Sequence) -> None:
         """Queues the sequence. Its adapter starts to load to the host at once."""
         if sequence.adapter is not None:
             self._adapters.prefetch(sequence.adapter, sequence.block_table.tenant)
-        self.policy.add(sequence, self.policy.num_waiting + len(self.running))
+        self._deadlines.add(sequence, self.num_waiting + len(self.running))
+        self.policy.add(sequence)
         self._count_waiting(sequence, 1)
 
     def remove(self, sequence: Sequence) -> None:
@@ -103,42 +122,37 @@ class Scheduler:
         if sequence.is_finished:
             return
         sequence.constraint.close()
+        self.policy.remove(sequence)
         if sequence.status is SequenceStatus.RUNNING:
-            self.intake.on_end(sequence)
             self.running.remove(sequence)
             if sequence.num_inflight_steps:
                 self.leaving.append(sequence)
             else:
                 self._release(sequence)
-            self.policy.remove(sequence, is_waiting=False)
-        else:
-            self.policy.remove(sequence, is_waiting=True)
-            if self._count_waiting(sequence, -1) == 0 and sequence.adapter is not None:
-                self._adapters.cancel(sequence.adapter)
+        elif self._count_waiting(sequence, -1) == 0 and sequence.adapter is not None:
+            self._adapters.cancel(sequence.adapter)
         sequence.status = SequenceStatus.FINISHED
 
     def suspend(self, now: float) -> None:
         """Preempts all running sequences, which keep their tokens. No step may be in flight."""
-        self._now = now
-        self.intake.pause()
+        self._now, self._is_idle = now, True
         for sequence in list(self.running):
             self._put_back(sequence)
+
+    def pop_expired(self, now: float) -> list[Sequence]:
+        """Returns waiting sequences whose deadline for the first token has passed."""
+        return self._deadlines.pop_passed(now)
 
     def schedule(self, now: float, *, is_held: bool = False) -> Schedule:
         """Returns the next step: the next tokens of each generating sequence, then tokens of
         started and newly admitted prompts in turn. is_held: if True, no sequence is admitted."""
         self._now = now
+        if self._is_idle:
+            self._counted_s = now
         self._adapters.poll()
-        in_flight_s = (each.begin_s + self.policy.predict_s(each) for each in self._in_flight)
-        schedule = Schedule(begin_s=max([now, *in_flight_s]))
-        self.policy.begin_step()
-        if is_held:
-            self.policy.block(None, BlockReason.MODEL)
-            self.intake.hold(now)
+        schedule = Schedule(now=now, in_flight=tuple(self._in_flight), is_held=is_held)
         self._decode(schedule)
-        if self.policy.has_pending:
-            self.policy.begin_prompts(schedule, self.running, len(self._free_slots))
-            self._prefill(schedule)
+        self._prefill(schedule)
         schedule.items.sort(key=lambda item: (item.adapter_slot < 0, item.adapter_slot))
         for item in schedule.items:
             sequence = item.sequence
@@ -147,8 +161,8 @@ class Scheduler:
             sequence.num_inflight_tokens += item.is_sampled
         if schedule.items:
             self._in_flight.append(schedule)
-        if not self._in_flight:
-            self.intake.pause()
+        schedule.in_flight = ()
+        self._is_idle = not self._in_flight
         return schedule
 
     def record_duration(self, schedule: Schedule, seconds: float, ended_s: float) -> None:
@@ -156,9 +170,8 @@ class Scheduler:
         num_tokens, num_attended = schedule.num_tokens, schedule.num_attended
         if 2 * schedule.num_prefill_tokens > num_tokens:
             self.kv.idle.record_prefill(num_tokens, seconds)
-        self.policy.record_step(num_tokens, num_attended, seconds)
-        is_backlogged = self.policy.is_backlogged
-        self.intake.on_step(num_tokens, num_attended, ended_s, is_backlogged=is_backlogged)
+        self.policy.record_step(num_tokens, num_attended, seconds, ended_s - self._counted_s)
+        self._counted_s = ended_s
 
     def write_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """Makes the next step write the last `num_tokens` tokens, which the device did not draw."""
@@ -203,13 +216,16 @@ class Scheduler:
 
     def _prefill(self, schedule: Schedule) -> None:
         """Schedules prompt tokens in the policy's order, up to the step's budget."""
-        begun = [sequence for sequence in self.running if sequence.place.is_pending]
-        if self.policy.is_closed and not begun:
-            return
-        self._adapters.begin_turns(self._uses())
-        schedule.computing = {s.page_key(s.block_table.num_committed): s for s in begun}
-        schedule.lists_all = any(s.request.params.lists_vocabulary for s in self.running)
-        for sequence in self.policy.in_turn():
+        begun = [sequence for sequence in self.running if sequence.is_pending]
+        if begun or self.waiting:
+            schedule.computing = {s.page_key(s.block_table.num_committed): s for s in begun}
+            schedule.lists_all = any(s.request.params.lists_vocabulary for s in self.running)
+        schedule.num_free_slots = len(self._free_slots)
+        has_begun = False
+        for sequence in self.policy.in_turn(schedule):
+            if sequence.is_waiting and not has_begun:
+                self._adapters.begin_turns(self._uses())
+                has_begun = True
             if not sequence.is_waiting:
                 self._continue(sequence, schedule, self.policy.room(sequence))
             elif (blocked := self._admit(sequence, schedule)) and blocked is not LATER:
@@ -229,7 +245,7 @@ class Scheduler:
         num_tokens = sequence.num_next(room)
         if self._grow(sequence, num_tokens, schedule):
             schedule.items.append(ScheduledSequence(sequence, num_tokens))
-            self.policy.charge_prefill(sequence, num_tokens)
+            self.policy.charge(sequence, sequence.num_computed + num_tokens)
 
     def _admit(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
         """Starts a sequence if it fits in the step, else releases it and returns what it lacks."""
@@ -244,11 +260,10 @@ class Scheduler:
             return LATER  # because each of them keeps the host busy in each step
         if self._awaits_page(sequence, schedule):
             return LATER
-        if not self.policy.may_have_slot(sequence, self.running, len(self._free_slots)):
+        if self.policy.victim(sequence, len(self._free_slots)) is sequence:
             return Blocked(BlockReason.SLOT)
         blocked = (
             self._lease(sequence)
-            or self._charge_load(sequence)
             or self._find_pages(sequence, schedule)
             or self._find_slot(sequence, schedule)
         )
@@ -260,13 +275,19 @@ class Scheduler:
         return self._lack_memory(sequence, schedule, blocked) if blocked.lacks_memory else blocked
 
     def _uses(self) -> Iterator[AdapterUse]:
-        for sequence in (*self.running, *self.leaving):
-            digest = None if sequence.adapter is None else sequence.adapter.digest
+        for sequence in self.running:
             num_left = sequence.max_len - len(sequence.tokens)
-            yield AdapterUse(digest, self.policy.account(sequence), num_left)
+            yield AdapterUse(_digest(sequence), self.policy.account(sequence), num_left)
+        for sequence in self.leaving:
+            yield AdapterUse(_digest(sequence), UNCHARGED, 0)
 
     def _count_waiting(self, sequence: Sequence, change: int) -> int:
-        """Counts a waiting sequence of its adapter. Returns the new number of these sequences."""
+        """Adds the sequence to the waiting ones, or removes it. Returns the number of waiting
+        sequences of its adapter."""
+        if change > 0:
+            self.waiting[sequence] = None
+        else:
+            del self.waiting[sequence]
         if sequence.adapter is None:
             return 0
         digest = sequence.adapter.digest
@@ -301,24 +322,27 @@ class Scheduler:
         """Allocates pages for the sequence's next tokens, preempting sequences while memory is
         short. Returns False if the sequence was preempted, or must wait for a step in flight."""
         while not sequence.block_table.grow(sequence.num_computed + num_tokens):
+            schedule.lacks_pages = True
             self.policy.block(sequence, BlockReason.PAGES)
             if self._in_flight:
                 schedule.needs_drain = True
                 return False
             others = (s for s in self.running if sequence.block_table.may_displace(s.block_table))
-            victim = self.policy.last_in_turn(others)
+            victim = self._last_in_turn(others)
             self._preempt(victim, schedule)
             if victim is sequence:
                 return False
         return True
 
-    def _charge_load(self, sequence: Sequence) -> Blocked | None:
-        """Charges the load of the adapter, if it was loaded for this sequence."""
-        if sequence.lease is None or not sequence.lease.copy_s:
-            return None
-        tokens_per_s = PAGE_TOKENS / self.kv.idle.page_cost_s
-        self.policy.charge_load(sequence, sequence.lease.copy_s * tokens_per_s)
-        return None if self.policy.room(sequence) else Blocked(BlockReason.BUDGET)
+    def _last_in_turn(self, sequences: Iterable[Sequence]) -> Sequence:
+        """Returns the sequence to preempt when memory is short: a `batch` sequence if there is one,
+        of several one of the account that was charged most, there the newest."""
+
+        def key(sequence: Sequence) -> tuple[bool, Charge, float]:
+            is_batch = sequence.request.service_class is ServiceClass.BATCH
+            return is_batch, self.policy.account(sequence).charge, sequence.times.arrival_s
+
+        return max(sequences, key=key)
 
     def _find_pages(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
         """Acquires cached pages of the sequence's prefix. Makes room for all its tokens and for the
@@ -335,9 +359,9 @@ class Scheduler:
             table.match_prefix(sequence.page_keys(num_found // PAGE_TOKENS), num_found)
         num_own, num_beside = _num_missing(sequence), 0
         for begun in self.running:
-            if begun.place.is_pending and begun.request.tenant == sequence.request.tenant:
+            if begun.is_pending and begun.request.tenant == sequence.request.tenant:
                 num_own += _num_missing(begun)
-            elif begun.place.is_pending:
+            elif begun.is_pending:
                 num_beside += _num_missing(begun)
         if table.make_room(num_own, num_beside=num_beside):
             return None
@@ -362,7 +386,7 @@ class Scheduler:
             return None
         if self._in_flight:
             schedule.needs_drain = True
-        elif (victim := self.policy.victim(sequence, self.running)) is not None:
+        elif (victim := self.policy.victim(sequence, 0)) not in (None, sequence):
             self._preempt(victim, schedule)
             return None
         return Blocked(BlockReason.SLOT)
@@ -391,7 +415,6 @@ class Scheduler:
             self.num_hit_tokens += sequence.num_computed
             times.started_s = self._now
             times.adapter_load = lease and lease.load_since(times.arrival_s)
-        self.policy.charge_cached(sequence)
         sequence.slot = self._free_slots.pop()
         self.write_tokens(sequence, len(sequence.tokens))
         sequence.status = SequenceStatus.RUNNING
@@ -399,10 +422,9 @@ class Scheduler:
         schedule.lists_all |= sequence.request.params.lists_vocabulary
         self.policy.start(sequence)
         self._count_waiting(sequence, -1)
-        self.intake.on_start(sequence)
         schedule.computing[sequence.page_key(sequence.block_table.num_committed)] = sequence
         schedule.items.append(ScheduledSequence(sequence, num_tokens))
-        self.policy.charge_prefill(sequence, num_tokens)
+        self.policy.charge(sequence, sequence.num_computed + num_tokens)
 
     def _complete(self, item: ScheduledSequence, num_new: int) -> None:
         """Charges computed tokens, and puts the sequence's full pages into the prefix cache. Once
@@ -413,12 +435,11 @@ class Scheduler:
         if item.is_prefill:
             num_prompt = min(item.end, sequence.num_prompt)
             sequence.num_reached = max(sequence.num_reached, num_prompt)
-        self.policy.charge_generated(sequence, item.end + max(num_new - 1, 0))
+        sequence.num_finished = num_computed
+        self.policy.charge(sequence, item.end + max(num_new - 1, 0))
         num_full = num_computed // PAGE_TOKENS
         if num_full > sequence.block_table.num_committed:
             sequence.block_table.commit(sequence.page_keys(num_full))
-        if sequence.place.is_pending and num_computed == len(sequence.tokens):
-            self.policy.leave(sequence)
 
     def _preempt(self, victim: Sequence, schedule: Schedule) -> None:
         self._put_back(victim)
@@ -428,11 +449,11 @@ class Scheduler:
 
     def _put_back(self, sequence: Sequence) -> None:
         """Makes a running sequence wait again. The sequence keeps its tokens."""
-        self.intake.on_preempt(sequence)
         self.running.remove(sequence)
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
-        self.policy.put_back(sequence)
+        sequence.num_queued = len(sequence.tokens)
+        self.policy.add(sequence)
         self._count_waiting(sequence, 1)
         sequence.times.record_preemption(self._now)
         self.num_preemptions += 1
@@ -440,7 +461,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         """Releases the sequence's pages, adapter lease and slot, so that it can start again."""
         sequence.block_table.free()
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_finished = 0
         if sequence.lease is not None:
             sequence.lease.release()
             sequence.lease = None
@@ -453,3 +474,7 @@ def _num_missing(sequence: Sequence) -> int:
     """Returns the number of pages that the sequence's tokens still need. Returns 0 even if the
     sequence has one page more, for the token that a step in flight draws."""
     return max(-(-len(sequence.tokens) // PAGE_TOKENS) - len(sequence.block_table.pages), 0)
+
+
+def _digest(sequence: Sequence) -> str | None:
+    return None if sequence.adapter is None else sequence.adapter.digest

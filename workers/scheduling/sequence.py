@@ -10,7 +10,7 @@ from memory.block_table import BlockTable
 from memory.page_key import PAGE_TOKENS, PageHasher
 from workers.scheduling.constraint import NO_CONSTRAINT, Constraint
 from workers.scheduling.stage_times import StageTimes
-from workers.scheduling.tenant_queue import TERMS, Place
+from workers.scheduling.terms import TERMS
 from workers.wire.protocol import (
     AdapterRef,
     FinishReason,
@@ -42,8 +42,8 @@ class Sequence:
     this sequence itself may have computed the first `num_reached`. A resumed sequence starts like a
     preempted one, with tokens that another worker generated.
 
-    The engine appends tokens, the policy changes `place`, and the scheduler changes the rest. Each
-    of the three records some of the `times`.
+    The engine appends tokens and sets the constraint, and the scheduler changes the rest. Both
+    record some of the `times`.
 
     An activated LoRA acts on positions from `request.activation` on. The adapter's lease is held
     from the start, so that an admitted sequence never waits for its adapter in mid-prefill.
@@ -62,10 +62,13 @@ class Sequence:
         self.connection = connection
         self.request = request
         self.times = StageTimes(arrival_s)
-        self.place: Place[Sequence] = Place()
         self.tokens = list(request.tokens)
         self.num_prompt = len(request.tokens) - request.num_resumed
         self.num_computed = 0
+        self.num_queued = len(self.tokens)
+        """Number of tokens when the sequence was last queued."""
+        self.num_finished = 0
+        """Number of these and later tokens that finished steps have computed since then."""
         self.num_inflight_steps = 0
         """Number of steps in flight that use the sequence's pages, slot and lease."""
         self.num_inflight_tokens = 0
@@ -154,9 +157,14 @@ class Sequence:
         return self.num_prompt + self.request.params.max_tokens
 
     @property
+    def is_pending(self) -> bool:
+        """Whether no finished step has computed all tokens with which the sequence was queued."""
+        return self.num_finished < self.num_queued
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether the sequence has uncomputed tokens that no step in flight computes."""
-        return self.place.is_pending and not self.num_inflight_tokens
+        return self.is_pending and not self.num_inflight_tokens
 
     @property
     def is_waiting(self) -> bool:

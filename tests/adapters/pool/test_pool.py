@@ -807,7 +807,9 @@ def test_loads_cost_what_they_recently_took(tmp_path: Path) -> None:
         return None if copy is None else slow_copy
 
     house.pool.device.place = slow_place
-    first = house.load(0)
+    house.pool.prefetch(house.refs[0], ACME)
+    while (first := house.lease(house.refs[0], ACME)) is None:
+        house.settle()
     assert first.copy_s == loads.cost.copy_s(first.num_loaded_bytes)
     for index in range(1, 20):
         house.load(index)

@@ -113,7 +113,7 @@ def test_a_row_for_nothing_leaves_no_trace(seed: int) -> None:
         requests = [asked(rng, number, [0], [None, "a"]) for number in range(16)]
         for request in requests:
             simulation.submit(request)
-        account = waiting_of(simulation.scheduler)[0].place.tenant_queue
+        account = simulation.scheduler.policy.account(waiting_of(simulation.scheduler)[0])
         simulation.run()
         simulation.assert_at_rest()
         cache = simulation.kv.prefix_cache
@@ -122,7 +122,7 @@ def test_a_row_for_nothing_leaves_no_trace(seed: int) -> None:
             for pages in simulation.report.cached_pages()
             for at in range(0, len(pages.added), 8)
         }
-        counts = simulation.num_counted, simulation.kv.idle.num_pages, account.counter
+        counts = simulation.num_counted, simulation.kv.idle.num_pages, account.charge[1]
         return simulation.outputs, simulation.finished, set(cache.keys), told, counts
 
     assert run(True) == run(False)

@@ -122,9 +122,10 @@ def test_each_token_is_charged_once(counts: tuple[int, ...]) -> None:
         simulation.submit(request)
         sequence = waiting_of(simulation.scheduler)[0]
         sequence.constraint = HostTokens()
+        account = simulation.scheduler.policy.account(sequence)
         simulation.run()
         assert simulation.outputs[0] == alone(request)
-        return sequence.place.tenant_queue.counter
+        return account.charge[1]
 
     assert charged(counts) == charged((1,))
 

@@ -16,7 +16,7 @@ from tests.workers.simulation import prompt_of
 from workers.execution.speed import measure_speed
 from workers.policies.queue_limits import QueueBounds
 from workers.process.warm_up import warm_up
-from workers.scheduling.tenant_queue import TERMS
+from workers.scheduling.terms import TERMS
 from workers.wire.protocol import Generate, ServiceClass
 
 INTERACTIVE, STANDARD, BATCH = ServiceClass

@@ -16,8 +16,8 @@ from memory.kv_cache import KVCache
 from tests.workers.scheduling.test_fairness import ask
 from workers.policies.fair_queue import MAX_PASSED, FairQueue
 from workers.policies.over_share import OverShare
+from workers.policies.tenant_queue import Load
 from workers.scheduling.sequence import Sequence, SequenceStatus
-from workers.scheduling.tenant_queue import Load
 from workers.wire.protocol import ServiceClass
 
 INTERACTIVE, STANDARD, BATCH = ServiceClass
@@ -58,7 +58,7 @@ class Bench:
         served: Counter[str] = Counter()
         for _ in range(num_tokens):
             sequence = next(self.queue.in_turn(lambda _: False))
-            self.queue.charge(sequence, 1.0)
+            self.queue.charge(self.queue.tenant_of(sequence), 1.0)
             served[sequence.request.tenant] += 1
         return served
 
@@ -80,7 +80,7 @@ def test_a_class_that_comes_where_nobody_is_has_no_credit(bench: Bench) -> None:
     """Nor when the one that was there before comes back."""
     gone = bench.add("standard", STANDARD)
     bench.serve(1000)
-    bench.queue.remove(gone, is_waiting=True)
+    bench.queue.remove(gone)
     bench.add("batch", BATCH)
     bench.add("standard", STANDARD)
     served = bench.serve(400)
@@ -90,7 +90,7 @@ def test_a_class_that_comes_where_nobody_is_has_no_credit(bench: Bench) -> None:
 def test_a_tenant_that_comes_where_nobody_is_has_no_credit(bench: Bench) -> None:
     gone = bench.add("a")
     bench.serve(1000)
-    bench.queue.remove(gone, is_waiting=True)
+    bench.queue.remove(gone)
     for tenant in ("b", "a"):
         bench.add(tenant)
     assert bench.serve(400)["b"] == pytest.approx(200, abs=2)
@@ -100,7 +100,7 @@ def test_who_comes_back_is_with_the_least_of_those_who_stayed(bench: Bench) -> N
     """And not with those who were charged more than they were due."""
     ahead = bench.add("ahead")
     bench.add("least")
-    bench.queue.charge(ahead, 500.0)
+    bench.queue.charge(bench.queue.tenant_of(ahead), 500.0)
     bench.add("back")
     assert bench.serve(100) == {"least": 50, "back": 50}
 
@@ -114,7 +114,7 @@ def test_what_was_charged_counts_in_the_same_round(bench: Bench) -> None:
     order: list[str] = []
     for sequence in bench.queue.in_turn(lambda _: False):
         order.append(sequence.request.tenant)
-        bench.queue.charge(sequence, 1.0)
+        bench.queue.charge(bench.queue.tenant_of(sequence), 1.0)
     assert order == ["a", "b", "c", "c", "a", "b", "a", "b"]
 
 
@@ -132,7 +132,7 @@ def test_what_looking_costs_is_bounded_for_each_tenant(bench: Bench) -> None:
 
     def blocked(sequences: Iterator[Sequence]) -> Iterator[Sequence]:
         for sequence in sequences:
-            sequence.place.tenant_queue.num_passed += 1
+            bench.queue.tenant_of(sequence).num_passed += 1
             yield sequence
 
     many = [bench.add("many") for _ in range(2 * MAX_PASSED)]
@@ -142,7 +142,7 @@ def test_what_looking_costs_is_bounded_for_each_tenant(bench: Bench) -> None:
     assert found == [*many[:MAX_PASSED], last]
     turns = blocked(bench.queue.in_turn(lambda _: False))
     assert list(islice(turns, MAX_PASSED)) == many[:MAX_PASSED]
-    bench.queue.charge(many[MAX_PASSED - 1], 1.0)
+    bench.queue.charge(bench.queue.tenant_of(many[MAX_PASSED - 1]), 1.0)
     assert list(turns) == [last, *many[MAX_PASSED:]]
 
 
@@ -159,14 +159,15 @@ def test_the_newest_sequence_of_the_over_share_tenant_with_most_slots_gives_way(
             sequence.status = SequenceStatus.RUNNING
             bench.queue.start(sequence)
             rows[tenant].append(sequence)
+    queue_of = {tenant: bench.queue.tenant_of(each[0]) for tenant, each in rows.items()}
     over_share = OverShare(bench.queue, max_num_seqs=16)
     for _ in range(100):
         for tenant, cost in (("most", 100.0), ("some", 110.0)):
-            bench.queue.charge(rows[tenant][0], cost)
-            over_share.record(rows[tenant][0].place.tenant_queue, cost)
+            bench.queue.charge(queue_of[tenant], cost)
+            over_share.record(queue_of[tenant], cost)
     running = [sequence for each in rows.values() for sequence in each]
-    assert over_share.victim(rows["asks"][0], running) is rows["most"][-1]
-    assert over_share.victim(rows["some"][0], running) is None
+    assert over_share.victim(queue_of["asks"], running) is rows["most"][-1]
+    assert over_share.victim(queue_of["some"], running) is None
 
 
 def test_a_load_is_what_was_added_and_not_taken_back() -> None:

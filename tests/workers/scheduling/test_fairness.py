@@ -14,9 +14,10 @@ from tests.scale import scaled
 from tests.workers.counting import ROW_S, Market
 from tests.workers.simulation import StubPool, generate, prompt_of
 from tests.workers.waiting import waiting_of
+from workers.execution.speed import measure_speed
 from workers.policies.fairness_policy import DECODE_COST, MAX_TOKEN_GAP_S, due_s
 from workers.policies.queue_limits import QueueBounds
-from workers.scheduling.tenant_queue import TERMS
+from workers.scheduling.terms import TERMS
 from workers.wire.protocol import ErrorCode, Generate, ServiceClass
 
 INTERACTIVE, STANDARD, BATCH = ServiceClass
@@ -239,7 +240,7 @@ def test_beside_one_that_asks_for_more_than_there_is_others_begin_as_if_alone() 
         )
         lights: list[Generate] = []
         for _ in range(scaled(1200, 20_000)):
-            if is_beside and market.scheduler.policy.num_waiting < 20:
+            if is_beside and market.scheduler.num_waiting < 20:
                 for _ in range(20):
                     market.offer(ask(rng, "heavy", rng.randrange(4, 12), rng.randrange(10, 100)))
             if rng.random() < 0.1:
@@ -353,7 +354,7 @@ def test_an_adapter_without_room_waits_its_patience_and_one_victim(same_tenant: 
     patience_s = TERMS[STANDARD].ttft_s
 
     def keep_busy() -> None:
-        while market.scheduler.policy.num_waiting < 4:
+        while market.scheduler.num_waiting < 4:
             market.offer(ask(rng, "busy", 20, rng.randrange(1, max_tokens + 1), adapter="held"))
 
     for _ in range(50):
@@ -393,10 +394,12 @@ def test_a_loaded_adapter_is_charged_to_who_waited_for_it() -> None:
     for loaded_bytes in (0, 1 << 30, 2 << 30):
         rng = random.Random(9)
         market = Market()
+        measure_speed(market.engine, market.clock)
         market.offer(ask(rng, "a", 20, 2, adapter="x"))
         market.pool.loaded_bytes = loaded_bytes
         market.step()
-        counters.append(market.scheduler.running[0].place.tenant_queue.counter)
+        account = market.scheduler.policy.account(market.scheduler.running[0])
+        counters.append(account.charge[1])
     without, with_one, with_two = counters
     assert with_one > 10 * without
     assert with_two - with_one == pytest.approx(with_one - without, rel=0.01)

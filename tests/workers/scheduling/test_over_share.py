@@ -34,12 +34,12 @@ def market(max_num_seqs: int = 32, max_batched_tokens: int = 512) -> Market:
 
 def over_share(of: Market) -> set[str]:
     policy = fair_policy(of.scheduler)
-    tenants = {sequence.place.tenant_queue for sequence in of.scheduler.running}
+    tenants = {policy.queue.tenant_of(sequence) for sequence in of.scheduler.running}
     return {each.tenant for each in tenants if policy.over_share.includes(each)}
 
 
 def keep_waiting(of: Market, rng: random.Random, tenant: str, length: int, count: int = 4) -> None:
-    while of.scheduler.policy.num_waiting < count:
+    while of.scheduler.num_waiting < count:
         of.offer(ask(rng, tenant, length, 20))
 
 
@@ -259,7 +259,7 @@ def test_a_prompt_that_gave_up_its_slot_gets_no_tokens_without_one() -> None:
 
     submit("heavy", 3600, 400)
     simulation.step()
-    while simulation.scheduler.running[0].place.is_pending:
+    while simulation.scheduler.running[0].is_pending:
         simulation.step()
     for tenant, length in (("light", 3), ("light", 3), ("heavy", 100)):
         submit(tenant, length, 100)

@@ -1,4 +1,4 @@
-"""What every policy and intake does for the scheduler, whatever their order: sequences end with the
+"""What every policy does for the scheduler, whatever their order: sequences end with the
 tokens that they have alone, and nothing stays behind."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tests.workers.simulation import Simulation, StubPool, assert_equals_alone, 
 from tests.workers.simulator import SimulatedRunner
 from workers.execution.step_input import PendingStep, StepInput
 from workers.policies.fair_scheduler import fair_scheduler
-from workers.scheduling.intake import OpenIntake
 from workers.scheduling.policy import FifoPolicy
+from workers.scheduling.schedule import Schedule
 from workers.scheduling.scheduler import Scheduler
 from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import ErrorCode, Generate
@@ -35,10 +35,10 @@ def fifo(
     make_policy: Callable[[int], FifoPolicy] = FifoPolicy,
     **_: object,
 ) -> Scheduler:
-    policy = make_policy(max_batched_tokens)
     return Scheduler(
-        *(kv, pool, commands, policy, OpenIntake()),
+        *(kv, pool, commands, make_policy(max_batched_tokens)),
         max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
     )
 
 
@@ -62,10 +62,10 @@ def mixed(count: int) -> list[Generate]:
 
 
 class Charging(FifoPolicy):
-    """Policy by which the load of an adapter leaves its sequence no room in the step, as one may
-    that puts the tenant over its share."""
+    """Policy by which what a start is charged leaves its sequence no room in the step, as it may if
+    it puts the tenant over its share."""
 
-    def charge_load(self, sequence: Sequence, num_tokens: float) -> None:
+    def start(self, sequence: Sequence) -> None:
         self._room = 0
 
 
@@ -93,8 +93,8 @@ def test_sequences_end_as_alone_under_preemption(simulation: Simulation) -> None
     simulation.run()
     assert simulation.scheduler.num_preemptions > 0
     assert_equals_alone(simulation, requests)
-    assert simulation.scheduler.policy.num_waiting == simulation.report.num_waiting_tokens == 0
-    assert not simulation.scheduler.policy.has_pending
+    assert simulation.scheduler.num_waiting == simulation.report.num_waiting_tokens == 0
+    assert not list(simulation.scheduler.policy.in_turn(Schedule()))
     simulation.assert_at_rest()
 
 
@@ -109,7 +109,7 @@ def test_aborted_and_suspended_sequences_leave_nothing(simulation: Simulation) -
         simulation.engine.abort(0, number)
     simulation.step()
     simulation.suspend()
-    first = simulation.scheduler.policy.first_waiting
+    first = simulation.scheduler.first_waiting
     assert first is not None and first.is_waiting
     simulation.run()
     assert_equals_alone(simulation, [each for each in requests if each.id not in aborted])
@@ -133,7 +133,7 @@ def test_a_held_model_starts_nothing(simulation: Simulation) -> None:
         simulation.submit(request)
     for _ in range(3):
         simulation.step()
-    assert not simulation.scheduler.running and simulation.scheduler.policy.num_waiting == 4
+    assert not simulation.scheduler.running and simulation.scheduler.num_waiting == 4
     simulation.is_held = False
     simulation.run()
     simulation.assert_at_rest()

@@ -16,7 +16,7 @@ from tests.workers.waiting import waiting_of
 from workers.execution.speed import measure_speed
 from workers.policies.queue_limits import QueueBounds
 from workers.process.warm_up import warm_up
-from workers.scheduling.tenant_queue import TERMS
+from workers.scheduling.terms import TERMS
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 
 
@@ -233,16 +233,14 @@ def test_the_bounds_hold_and_nobody_is_lost(
         request = ask(rng, tenant, num_tokens, 4, service_class=service_class, weight=weight)
         asked.add(request.id)
         market.offer(request)
-        assert (
-            market.scheduler.policy.num_waiting == len(waiting_of(market.scheduler)) <= max_requests
-        )
-        is_alone = market.scheduler.policy.num_waiting == 1
+        assert market.scheduler.num_waiting == len(waiting_of(market.scheduler)) <= max_requests
+        is_alone = market.scheduler.num_waiting == 1
         assert market.report.num_waiting_tokens <= max_tokens or is_alone
     while market.engine.has_work:
         market.step()
     assert market.ended | market.failed.keys() == asked
     assert not market.ended & market.failed.keys()
-    assert market.scheduler.policy.weight == 0
+    assert market.scheduler.policy.status.weight == 0
 
 
 def test_the_weight_of_those_with_work_is_told() -> None:
@@ -251,11 +249,11 @@ def test_the_weight_of_those_with_work_is_told() -> None:
     market.offer(ask(rng, "a", 10, 4, weight=3))
     market.offer(ask(rng, "a", 10, 8, weight=3))
     market.offer(ask(rng, "b", 10, 4))
-    assert market.scheduler.policy.weight == 4
+    assert market.scheduler.policy.status.weight == 4
     weights = set[int]()
     while market.engine.has_work:
         market.step()
-        weights.add(market.scheduler.policy.weight)
+        weights.add(market.scheduler.policy.status.weight)
     assert weights == {4, 3, 1, 0} or weights == {4, 3, 0}
 
 

@@ -34,12 +34,12 @@ from workers.execution.step_input import PendingStep, StepInput
 from workers.policies.fairness_policy import (
     CACHED_COST,
     LISTED_COST,
-    MIN_KEPT,
     PREFILL_COST,
     FairnessPolicy,
 )
 from workers.process.loop import INTEGRITY_PERIOD_S
 from workers.scheduling.constraint import NO_CONSTRAINT, Constraint, NoConstraint, Unconstrained
+from workers.scheduling.deadlines import MIN_KEPT
 from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import (
     ALL_TOKENS,
@@ -157,10 +157,10 @@ def test_what_is_found_in_the_cache_is_charged_as_such() -> None:
     simulation.submit(generate(0, prefix, 1))
     simulation.run()
     simulation.submit(generate(1, prefix + prompt_of(rng, 16), 1))
-    account = waiting_of(simulation.scheduler)[0].place.tenant_queue
-    before = account.counter
+    account = simulation.scheduler.policy.account(waiting_of(simulation.scheduler)[0])
+    before = account.charge[1]
     simulation.run()
-    assert account.counter - before == pytest.approx(64 * CACHED_COST + 16 * PREFILL_COST)
+    assert account.charge[1] - before == pytest.approx(64 * CACHED_COST + 16 * PREFILL_COST)
 
 
 def test_what_a_preemption_loses_is_computed_again_at_no_charge() -> None:
@@ -172,11 +172,11 @@ def test_what_a_preemption_loses_is_computed_again_at_no_charge() -> None:
         simulation.submit(msgspec.structs.replace(generate(0, [1] * 200), params=params))
         for _ in range(2):
             simulation.step()
-        account = simulation.scheduler.running[0].place.tenant_queue
+        account = simulation.scheduler.policy.account(simulation.scheduler.running[0])
         if is_preempted:
             simulation.suspend()
         simulation.run()
-        charged.append(account.counter)
+        charged.append(account.charge[1])
     assert charged == [200.0, 200.0]
 
 
@@ -612,9 +612,9 @@ def test_lists_of_the_vocabulary_are_charged_for_generated_tokens_alone() -> Non
     simulation.submit(msgspec.structs.replace(request, params=params))
     for _ in range(3):
         simulation.step()
-    account = simulation.scheduler.running[0].place.tenant_queue
+    account = simulation.scheduler.policy.account(simulation.scheduler.running[0])
     simulation.suspend()
     simulation.run()
     assert simulation.finished[0] is FinishReason.STOP
-    num_listed = account.counter / LISTED_COST
+    num_listed = account.charge[1] / LISTED_COST
     assert num_listed == pytest.approx(len(simulation.outputs[0]), rel=0.1, abs=2)

@@ -5,35 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from workers.wire.protocol import ServiceClass
-
-Item = TypeVar("Item")
+from workers.scheduling.sequence import Sequence
+from workers.scheduling.terms import Terms
 
 MAX_TENANTS = 1024
 """Number of tenants in a class above which `forget_idle` removes idle tenants."""
 
-
-class Terms(NamedTuple):
-    """Terms of a service class.
-
-    share: fraction of the device that the class gets, relative to other classes with work. ttft_s:
-    promised seconds until the first token. tpot_s: promised seconds between later tokens.
-    gap_factor: maximum time between two tokens, as a multiple of `max_token_gap_s`.
-    """
-
-    share: float
-    ttft_s: float
-    tpot_s: float
-    gap_factor: float
-
-
-TERMS = {
-    ServiceClass.INTERACTIVE: Terms(0.6, 1.0, 0.1, 1),
-    ServiceClass.STANDARD: Terms(0.3, 4.0, 0.2, 1),
-    ServiceClass.BATCH: Terms(0.1, 60.0, 2.0, 8),
-}
 
 Turn = tuple[float, float, int]
 
@@ -75,15 +54,15 @@ NO_LOAD = Load(0, 0, 0)
 
 
 @dataclass(slots=True, eq=False)
-class TenantQueue(Generic[Item]):
+class TenantQueue:
     """Queue of one tenant in a service class. counter: tokens charged to the tenant, divided by its
     weight."""
 
-    class_queue: ClassQueue[Item]
+    class_queue: ClassQueue
     tenant: str
     weight: int
     counter: float = 0.0
-    pending: list[Item] = field(default_factory=list[Any])
+    pending: list[Sequence] = field(default_factory=list[Sequence])
     """Sequences whose prompt is not fully computed. Running sequences are first; both running and
     waiting sequences are sorted by priority, deadline and arrival."""
     num_sequences: int = 0
@@ -123,31 +102,31 @@ class TenantQueue(Generic[Item]):
 
 
 @dataclass(slots=True)
-class Place(Generic[Item]):
-    """Place of a sequence in the queue. Written by the policy."""
+class Place:
+    """Place of a sequence in the queue."""
 
-    tenant_queue: TenantQueue[Item] = field(init=False)
-    """Queue of the tenant that is charged; set when the sequence is queued."""
+    tenant: TenantQueue
+    """Queue of the tenant that is charged."""
+    prompt_key: bytes | None
+    """Key of the prompt (see `Sequence.prompt_key`)."""
     is_pending: bool = False
     """Whether the sequence is queued and some of its tokens are not computed."""
     num_charged: int = 0
     """Number of tokens, from the first one, that were charged. They are not charged again if they
     are recomputed after a preemption."""
-    prompt_key: bytes | None = None
-    """Key of the prompt (see `Sequence.prompt_key`), set when the sequence is queued."""
-    num_shared: int | None = None
+    num_shared: int = 0
     """Number of tokens that were in the prefix cache when the sequence was last queued, or that are
-    computed for an earlier pending sequence. None until the cache is searched."""
+    computed for an earlier pending sequence."""
 
 
 @dataclass(slots=True, eq=False)
-class ClassQueue(Generic[Item]):
+class ClassQueue:
     """Queues of one service class. counter: tokens charged to the class, divided by its share."""
 
     terms: Terms
     counter: float = 0.0
-    tenants: dict[str, TenantQueue[Item]] = field(default_factory=dict[str, Any])
-    active: dict[str, TenantQueue[Item]] = field(default_factory=dict[str, Any])
+    tenants: dict[str, TenantQueue] = field(default_factory=dict[str, TenantQueue])
+    active: dict[str, TenantQueue] = field(default_factory=dict[str, TenantQueue])
     """Tenants with pending sequences, by name."""
     floor: float = 0.0
     """Value of `least` while no tenant is active: counter of the tenant that was active last."""
