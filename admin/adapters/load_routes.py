@@ -16,7 +16,6 @@ from admin.adapters import ephemeral
 from admin.adapters.serving_data import check_entity_name
 from admin.adapters.versions import NewVersion
 from admin.http import problems
-from admin.http.entities import changing_of, reading_of
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires
 from admin.http.openapi import AdminOperation
 from admin.http.parameters import TenantName
@@ -214,7 +213,7 @@ class LoraAdapterController(Controller):
             raise Invalid(
                 "'lora_name' needs to be provided to unload a LoRA adapter.", param="lora_name"
             )
-        async with changing_of(request, tenant) as (connection, owner):
+        async with request.with_tenant(tenant, changes=True) as (connection, owner):
             retired = await ephemeral.retire_ephemeral(connection, owner.id, data.lora_name)
         await request.plane.settle_retirement(retired)
         return f"Success: LoRA adapter '{data.lora_name}' removed successfully."
@@ -243,7 +242,7 @@ async def _check(
             "is_3d_lora_weight",
         )
     check_entity_name("lora_name", given.lora_name)
-    async with reading_of(request, reference) as (connection, tenant):
+    async with request.with_tenant(reference) as (connection, tenant):
         await models.check_not_a_model(connection, given.lora_name)
         await ephemeral.check_name(
             connection, tenant.id, given.lora_name, in_place=given.load_inplace

@@ -14,7 +14,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from admin.adapters import adapters, retirement, versions
 from admin.adapters.adapters import AdapterSummaryView
 from admin.adapters.schemas import MAX_VERSION, AdapterView, Retired, VersionView
-from admin.http.entities import changing_of, page, reading_of
+from admin.http.entities import page
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.parameters import After, Limit, TenantName
 from admin.http.request import AdminRequest
@@ -48,7 +48,7 @@ class AdapterController(Controller):
     async def show_adapter(
         self, request: AdminRequest, name: FromPath[str], tenant: TenantName = None
     ) -> AdapterView:
-        async with reading_of(request, tenant) as (connection, owner):
+        async with request.with_tenant(tenant) as (connection, owner):
             adapter = await adapters.find_adapter(connection, owner.id, name)
             found = await versions.list_versions(connection, owner.id, name)
         return shown(AdapterView, adapter, versions=found)
@@ -58,7 +58,7 @@ class AdapterController(Controller):
         self, request: AdminRequest, name: FromPath[str], tenant: TenantName = None
     ) -> Retired:
         """Deletes an adapter with its versions and aliases. Requests in flight continue."""
-        async with changing_of(request, tenant) as (connection, owner):
+        async with request.with_tenant(tenant, changes=True) as (connection, owner):
             retired = await retirement.retire_adapter(connection, owner.id, name)
         return Retired(name, await request.plane.settle_retirement(retired))
 
@@ -72,7 +72,7 @@ class AdapterController(Controller):
         limit: Limit = 100,
     ) -> Page[VersionView]:
         """Lists versions by number, including rejected ones with the reason."""
-        async with reading_of(request, tenant) as (connection, owner):
+        async with request.with_tenant(tenant) as (connection, owner):
             await adapters.find_adapter(connection, owner.id, name)
             found = await versions.list_versions(connection, owner.id, name, after, limit + 1)
         return page(found, limit)
@@ -88,7 +88,7 @@ class AdapterController(Controller):
     ) -> VersionView:
         """Shows a version. Its state in the store, `stored`, is checked by file sizes, or with
         `verify` by reading every byte. One version is verified at a time."""
-        async with reading_of(request, tenant) as (connection, owner):
+        async with request.with_tenant(tenant) as (connection, owner):
             found = await versions.find_version(connection, owner.id, name, version)
         stored = await request.plane.inspect(found.digest, found.file_bytes, every_byte=verify)
         return msgspec.structs.replace(found, stored=stored)
@@ -102,7 +102,7 @@ class AdapterController(Controller):
         tenant: TenantName = None,
     ) -> Retired:
         """Deletes a version. 409 if an alias points to it. Requests in flight continue."""
-        async with changing_of(request, tenant) as (connection, owner):
+        async with request.with_tenant(tenant, changes=True) as (connection, owner):
             retired = await retirement.retire_version(connection, owner.id, name, version)
         return Retired(f"{name}@{version}", await request.plane.settle_retirement(retired))
 
@@ -116,7 +116,7 @@ class AdapterController(Controller):
     ) -> VersionView:
         """Approves the chat template of a version, and of all other versions with the same text.
         Verified versions that waited for the approval become ready."""
-        async with changing_of(request, tenant) as (connection, owner):
+        async with request.with_tenant(tenant, changes=True) as (connection, owner):
             found = await versions.find_version(connection, owner.id, name, version)
             if (template := found.serving.template) is None:
                 raise NotFound(f"{name}@{version} has no chat template", "template_not_found")

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -33,11 +32,10 @@ from admin.http.parameters import After, Limit, TenantName
 from admin.http.plane import AdminPlane
 from admin.http.preconditions import IfMatch, Tagged, check, etag
 from admin.http.request import AdminRequest
-from admin.schemas import Deleted, Page
+from admin.schemas import Deleted, Page, shown
 from store.database import Connection
 from store.errors import NotFound
 from store.queries import lock_catalog
-from store.records import Tenant
 
 V = TypeVar("V")
 Step = Callable[..., Awaitable[Any]]
@@ -67,10 +65,11 @@ class Entity:
         covers: Callable[[Any], msgspec.Struct] = lambda view: view,
         may_be_new: bool = False,
     ) -> None:
-        """`view` is the type of answers, whose method `of` makes one of a record. `find` returns a
-        thing as its changes see it; without it, the thing has no ETag. `covers` returns the part of
-        a view that the ETag covers. If `may_be_new` is set, a change need not find a thing, and
-        `current` is then None. `label` begins the operation ids of the OpenAPI document."""
+        """`view` is the type of answers. Its method `of`, or else `shown`, makes one of a record.
+        `find` returns a thing as its changes see it; without it, the thing has no ETag. `covers`
+        returns the part of a view that the ETag covers. If `may_be_new` is set, a change need not
+        find a thing, and `current` is then None. `label` begins the operation ids of the OpenAPI
+        document."""
         self._label, self._path, self._tag, self._scopes = label, path, tag, scopes
         self._view, self._find, self._covers = view, find, covers
         self._may_be_new = may_be_new
@@ -239,7 +238,9 @@ class Entity:
 
     def _shown(self, found: Any) -> Any:
         """Returns the view of a record. A view is returned unchanged."""
-        return found if isinstance(found, self._view) else self._view.of(found)
+        if isinstance(found, self._view):
+            return found
+        return self._view.of(found) if hasattr(self._view, "of") else shown(self._view, found)
 
     def _answer(self, found: Any) -> Any:
         view = self._shown(found)
@@ -256,26 +257,6 @@ async def _take(step: Step, request: AdminRequest, given: Given, **more: Any) ->
         owner = await tenant_for(more["connection"], request.user, given.get("tenant"))
         values["tenant_id"] = owner.id
     return await step(**{name: values[name] for name in taken if name in values})
-
-
-@asynccontextmanager
-async def reading_of(
-    request: AdminRequest, tenant: str | None
-) -> AsyncGenerator[tuple[Connection, Tenant]]:
-    """Opens a read-only transaction. Yields the connection, and the tenant that the caller names.
-    Raises the errors of `tenant_for`."""
-    async with request.reading() as connection:
-        yield connection, await tenant_for(connection, request.user, tenant)
-
-
-@asynccontextmanager
-async def changing_of(
-    request: AdminRequest, tenant: str | None
-) -> AsyncGenerator[tuple[Connection, Tenant]]:
-    """Opens a transaction for a change. Yields the connection, and the tenant that the caller
-    names. Raises the errors of `tenant_for`."""
-    async with request.transaction() as connection:
-        yield connection, await tenant_for(connection, request.user, tenant)
 
 
 def page(found: list[V], limit: int) -> Page[V]:

@@ -11,11 +11,12 @@ from litestar.types import Message, Scope
 
 from admin.audit.audit import Actor, changing
 from admin.http.decoding import decode_json
+from admin.http.guards import tenant_for
 from admin.http.plane import AdminPlane
 from admin.uploads.archive import StagingFolder
 from admin.uploads.upload import T, UploadForm, receive_form
 from store.database import Connection
-from store.records import Caller
+from store.records import Caller, Tenant
 from web.client_address import client_address
 from web.request import PlaneRequest, UploadPace
 
@@ -72,6 +73,15 @@ class AdminRequest(PlaneRequest[Caller]):
         async with changing(self.plane.database, self.actor) as connection:
             yield connection
         await self.until_known()
+
+    @asynccontextmanager
+    async def with_tenant(
+        self, tenant: str | None, *, changes: bool = False
+    ) -> AsyncGenerator[tuple[Connection, Tenant]]:
+        """Opens a transaction, in which rows may be changed if `changes` is set. Yields the
+        connection, and the tenant that the caller names. Raises the errors of `tenant_for`."""
+        async with self.transaction() if changes else self.reading() as connection:
+            yield connection, await tenant_for(connection, self.user, tenant)
 
     async def until_known(self) -> None:
         """Waits until the gateways use what the request has changed, at most a second. The answer's

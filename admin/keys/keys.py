@@ -7,22 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from admin.keys.schemas import KeyCreate
 from admin.schemas import shown
 from store.database import Connection
 from store.errors import Conflict, NotFound
 from store.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
 from store.records import ADMIN_SCOPES, ApiKey, hash_key, new_key
-
-
-class KeyRights(msgspec.Struct, frozen=True):
-    """Rights of a new key. The fields mean the same as in `ApiKey`."""
-
-    scopes: frozenset[str] = ADMIN_SCOPES
-    name: str = ""
-    not_before: datetime | None = None
-    expires_at: datetime | None = None
-    models: frozenset[str] | None = None
-    cidrs: tuple[str, ...] | None = None
 
 
 class KeyDetails(ApiKey, frozen=True):
@@ -38,14 +28,14 @@ async def create_key(
     name: str = "",
 ) -> tuple[ApiKey, str]:
     """Creates a key restricted only by its scopes. Returns the record and the key's text."""
-    return await issue_key(connection, pepper, tenant_id, KeyRights(scopes, name))
+    return await issue_key(connection, pepper, tenant_id, KeyCreate(scopes, name))
 
 
 async def issue_key(
     connection: Connection,
     pepper: bytes,
     tenant_id: str | None,
-    rights: KeyRights,
+    rights: KeyCreate,
     replaces: str | None = None,
     seed: bytes | None = None,
 ) -> tuple[ApiKey, str]:
@@ -100,7 +90,7 @@ async def rotate_key(
     old, now = await get_key(connection, key_id), datetime.now(UTC)
     if not old.is_live(now):
         raise Conflict("only a key that is valid now can be rotated", "key_not_live")
-    rights = shown(KeyRights, old, not_before=None, expires_at=expires_at or old.expires_at)
+    rights = shown(KeyCreate, old, not_before=None, expires_at=expires_at or old.expires_at)
     made = await issue_key(connection, pepper, old.tenant_id, rights, old.id, seed)
     await connection.execute(sql["key_end"], old.id, now + timedelta(seconds=overlap_s))
     return made

@@ -1,7 +1,7 @@
 -- name: key_insert
-INSERT INTO api_keys (id, tenant_id, hash, replaces, family, {columns of admin.keys.keys.KeyRights}, cidrs)
+INSERT INTO api_keys (id, tenant_id, hash, replaces, family, {columns of admin.keys.schemas.KeyCreate}, cidrs)
 VALUES ($1, $2, $3, $4, (SELECT coalesce(family, id) FROM api_keys WHERE id = $4),
-        {values of admin.keys.keys.KeyRights})
+        {values of admin.keys.schemas.KeyCreate})
 RETURNING {columns of store.records.ApiKey}, cidrs::text[] AS cidrs;
 
 -- name: key_find

@@ -10,9 +10,8 @@ import msgspec
 from admin.http.entities import Entity
 from admin.http.request import AdminRequest
 from admin.keys import keys
-from admin.keys.keys import KeyDetails, KeyRights
+from admin.keys.keys import KeyDetails
 from admin.keys.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView
-from admin.schemas import shown
 from admin.tenants import tenants
 from store.database import Connection
 from store.errors import Invalid
@@ -87,7 +86,7 @@ async def revoke_key(connection: Connection, key_id: str) -> KeyDetails:
     return await keys.revoke_key(connection, key_id)
 
 
-def _rights(data: KeyCreate, allowed: frozenset[str]) -> KeyRights:
+def _rights(data: KeyCreate, allowed: frozenset[str]) -> KeyCreate:
     """Returns the rights of a new key from a request's body. Raises Invalid, for example if the
     body has a scope that is not in `allowed`."""
     scopes = allowed if data.scopes is None else data.scopes
@@ -96,8 +95,7 @@ def _rights(data: KeyCreate, allowed: frozenset[str]) -> KeyRights:
     _check_ahead(data.expires_at)
     if data.expires_at and data.not_before and data.expires_at <= data.not_before:
         raise Invalid("expires_at is not after not_before", "invalid_expiry", "expires_at")
-    return shown(
-        KeyRights,
+    return msgspec.structs.replace(
         data,
         scopes=scopes,
         models=None if data.models is None else frozenset(map(plain_model, data.models)),

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from admin.keys.keys import KeyDetails
 from admin.schemas import shown
 from store.records import ApiKey
 
@@ -81,7 +80,7 @@ class KeyView(msgspec.Struct, frozen=True):
             scopes=sorted(key.scopes),
             models=None if key.models is None else sorted(key.models),
             cidrs=None if key.cidrs is None else list(key.cidrs),
-            last_used_at=key.last_used_at if isinstance(key, KeyDetails) else None,
+            last_used_at=getattr(key, "last_used_at", None),
         )
 
 

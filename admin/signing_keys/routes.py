@@ -5,13 +5,29 @@ A request with an admin key must name the tenant in the parameter `tenant`.
 
 from __future__ import annotations
 
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
 from admin.http.entities import Entity
 from admin.http.guards import ADAPTERS_WRITE, ADMIN
+from admin.schemas import EntityName
 from admin.signing_keys import signing_keys
-from admin.signing_keys.schemas import SigningKeyCreate
 from admin.signing_keys.signing_keys import SigningKeyView
 from store.database import Connection
 from store.records import Caller
+
+
+class SigningKeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    example: ClassVar[dict[str, Any]] = {
+        "name": "ci",
+        "public_key": "ssh-ed25519 "
+        "AAAAC3NzaC1lZDI1NTE5AAAAIDVnJTvNA4nBN9QkhXyTEJm8n/ZPXkcpECxk/G8sjLv7",
+    }
+    name: EntityName
+    public_key: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+    """Ed25519 public key in PEM, or in OpenSSH's format (`ssh-ed25519 ...`)."""
+
 
 SIGNING_KEYS = Entity(
     *("SigningKey", "/signing-keys", "signing keys", SigningKeyView),

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from admin.schemas import EntityName, shown
-from store.records import Tenant
+from admin.schemas import EntityName
 
 
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +38,3 @@ class TenantView(msgspec.Struct, frozen=True):
     deleted_at: datetime | None = None
     """Time at which the tenant was deleted. Its usage is kept."""
     object: str = "tenant"
-
-    @classmethod
-    def of(cls, tenant: Tenant) -> TenantView:
-        return shown(cls, tenant)

@@ -17,7 +17,7 @@ from admin.adapters import versions
 from admin.adapters.schemas import VersionView
 from admin.adapters.serving_data import check_names, parse_serving
 from admin.adapters.versions import NewVersion, RejectedUploadView
-from admin.http.entities import page, reading_of
+from admin.http.entities import page
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.openapi import AdminOperation
 from admin.http.parameters import TenantName
@@ -117,7 +117,7 @@ class UploadController(Controller):
     ) -> Page[RejectedUploadView]:
         """Lists uploads whose files were refused, the newest first, with the reason. The last 20
         are kept for 7 days."""
-        async with reading_of(request, tenant) as (connection, owner):
+        async with request.with_tenant(tenant) as (connection, owner):
             found = await versions.list_rejected(connection, owner.id)
         return page(found, versions.MAX_REJECTED)
 

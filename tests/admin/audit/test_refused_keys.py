@@ -17,7 +17,7 @@ from adapters.store.folder import LocalStore
 from admin.audit.audit import AuditView
 from admin.http.plane import AdminPlane
 from admin.keys import keys
-from admin.keys.keys import KeyRights
+from admin.keys.schemas import KeyCreate
 from store.database import Database
 from store.errors import ApiError
 from store.periodic import in_background
@@ -66,8 +66,8 @@ async def test_each_kind_of_refusal_has_its_entry(plane: Plane, app: Litestar) -
     now = datetime.now(UTC)
     async with plane.database.transaction() as connection:
         for name, rights in {
-            "expired": KeyRights(TENANT_SCOPES, expires_at=now - timedelta(seconds=1)),
-            "early": KeyRights(TENANT_SCOPES, not_before=now + timedelta(hours=1)),
+            "expired": KeyCreate(TENANT_SCOPES, expires_at=now - timedelta(seconds=1)),
+            "early": KeyCreate(TENANT_SCOPES, not_before=now + timedelta(hours=1)),
         }.items():
             _, texts[name] = await keys.issue_key(connection, PEPPER, acme["id"], rights)
         await keys.revoke_key(connection, texts["revoked"].split("_")[1])

@@ -51,7 +51,7 @@ OPERATIONS = [
 EXAMPLES = scaled(640, 20_000) // len(OPERATIONS)
 
 
-class World:
+class ThreadedPlane:
     """A furnished plane on a thread of its own."""
 
     def __init__(self, portal: BlockingPortal, made: Recorder) -> None:
@@ -79,24 +79,27 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("world")
-    with recorder_on_thread(folder) as (portal, made), closing(World(portal, made)) as world:
-        yield world
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedPlane]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    with (
+        recorder_on_thread(folder) as (portal, made),
+        closing(ThreadedPlane(portal, made)) as plane,
+    ):
+        yield plane
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_every_answer_is_as_documented(world: World, method: str, path: str) -> None:
+def test_every_answer_is_as_documented(plane: ThreadedPlane, method: str, path: str) -> None:
     operation = SCHEMA[path][method]
-    world.restore()
+    plane.restore()
     names = [parameter.name for parameter in operation.path_parameters]
-    known = {name: world.known[name] for name in names}
+    known = {name: plane.known[name] for name in names}
     if path.startswith("/admin/v1/models/"):
-        known["name"] = world.known["model"]
+        known["name"] = plane.known["model"]
     query: dict[str, Any] = {}
     if any(parameter.name == "tenant" for parameter in operation.query):
-        query = {"query": {"tenant": world.known["tenant"]}}
+        query = {"query": {"tenant": plane.known["tenant"]}}
     cases = st.one_of(
         # What is there, on no condition; the others seldom meet it.
         operation.as_strategy(GenerationMode.POSITIVE, path_parameters=known, headers={}, **query),
@@ -114,7 +117,7 @@ def test_every_answer_is_as_documented(world: World, method: str, path: str) -> 
     )
     @given(case=cases)
     def send(case: Any) -> None:
-        answer = case.call(base_url=world.url, session=world.session, headers=world.headers)
+        answer = case.call(base_url=plane.url, session=plane.session, headers=plane.headers)
         excluded = list(EXCLUDED)
         sent = dict(parse_qsl(urlsplit(answer.request.url).query, keep_blank_values=True))
         if not set(case.query or {}) <= sent.keys():
@@ -123,6 +126,6 @@ def test_every_answer_is_as_documented(world: World, method: str, path: str) -> 
         if path.startswith("/v1/organization/"):
             # Lists of ids: in a query any value is a list of one.
             excluded.append(checks.negative_data_rejection)
-        case.validate_response(answer, headers=world.headers, excluded_checks=excluded)
+        case.validate_response(answer, headers=plane.headers, excluded_checks=excluded)
 
     send()

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from admin.http.parameters import parameters
 from tests.admin.calls import ROUTES
-from tests.admin.http.test_fuzz import World, world
+from tests.admin.http.test_fuzz import ThreadedPlane, plane
 from tests.hostile import TEXTS, texts
 from tests.scale import scaled
 
-__all__ = ["world"]
+__all__ = ["plane"]
 
 pytestmark = pytest.mark.soak
 CASES = scaled(150, 20_000)
@@ -52,12 +52,12 @@ def hostile_requests(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
     return route.method, route.path.format_map(values), arguments
 
 
-def send(world: World, method: str, url: str, arguments: dict[str, Any]) -> None:
+def send(plane: ThreadedPlane, method: str, url: str, arguments: dict[str, Any]) -> None:
     """Some that no client can send are not sent: of headers with line ends, the client knows."""
     headers = {name: value.strip() for name, value in arguments["headers"].items()}
     with contextlib.suppress(httpx.LocalProtocolError):
-        answer = world.client.request(
-            method, url, **(arguments | {"headers": dict(world.headers) | headers})
+        answer = plane.client.request(
+            method, url, **(arguments | {"headers": dict(plane.headers) | headers})
         )
         assert answer.status_code < 500, (method, url, arguments, answer.text)
         assert "x-injected" not in answer.headers
@@ -66,9 +66,9 @@ def send(world: World, method: str, url: str, arguments: dict[str, Any]) -> None
 
 
 @pytest.mark.full
-def test_no_text_breaks_the_plane_or_changes_anything(world: World) -> None:
-    world.restore()
-    before = world.dump()
+def test_no_text_breaks_the_plane_or_changes_anything(plane: ThreadedPlane) -> None:
+    plane.restore()
+    before = plane.dump()
 
     @settings(
         max_examples=CASES,
@@ -79,16 +79,16 @@ def test_no_text_breaks_the_plane_or_changes_anything(world: World) -> None:
     )
     @given(hostile_requests())
     def check(request: tuple[str, str, dict[str, Any]]) -> None:
-        send(world, *request)
+        send(plane, *request)
 
     check()
-    assert world.dump() == before
+    assert plane.dump() == before
 
 
 @pytest.mark.parametrize("place", ["path", "query", "header", "body"])
-def test_each_text_in_each_place(world: World, place: str) -> None:
-    world.restore()
-    before = world.dump()
+def test_each_text_in_each_place(plane: ThreadedPlane, place: str) -> None:
+    plane.restore()
+    before = plane.dump()
     for text in TEXTS:
         part = quote(text.encode("utf-8", "replace"), safe="")
         arguments: dict[str, Any] = {"headers": {}}
@@ -103,5 +103,5 @@ def test_each_text_in_each_place(world: World, place: str) -> None:
             method, arguments["content"] = "POST", json.dumps({"name": text}).encode()
         if text in ("0", "9" * 40, "null", "NaN", "true", "1e400", "x" * 5000) and place == "body":
             continue  # some of these are names
-        send(world, method, url, arguments)
-    assert world.dump() == before
+        send(plane, method, url, arguments)
+    assert plane.dump() == before

@@ -18,24 +18,6 @@ def problem(answer: httpx.Response, status: int) -> dict[str, object]:
     return body
 
 
-async def test_tenants_are_made_listed_shown_and_deleted(plane: Plane):
-    made = await plane.client.post("tenants", json={"name": "acme", "sharing_group": "g"})
-    assert made.status_code == 201
-    tenant = made.json()
-    for reference in (tenant["id"], "acme"):
-        assert (await plane.client.get(f"tenants/{reference}")).json() == tenant
-    conflict = await plane.client.post("tenants", json={"name": "acme"})
-    assert problem(conflict, 409)["code"] == "already_exists"
-    assert conflict.headers["x-should-retry"] == "false"
-    await plane.client.post("tenants", json={"name": "globex"})
-    page = (await plane.client.get("tenants", params={"limit": 1})).json()
-    assert ([t["name"] for t in page["data"]], page["has_more"]) == (["acme"], True)
-    page = (await plane.client.get("tenants", params={"limit": 1, "after": "acme"})).json()
-    assert ([t["name"] for t in page["data"]], page["has_more"]) == (["globex"], False)
-    assert (await plane.client.delete("tenants/acme")).json()["deleted"]
-    assert problem(await plane.client.get("tenants/acme"), 404)["code"] == "tenant_not_found"
-
-
 async def test_a_key_is_shown_once_and_revoked_for_good(plane: Plane):
     tenant = await plane.tenant("acme")
     assert (await tenant.get("models")).status_code == 200
@@ -122,23 +104,6 @@ async def test_what_is_no_key_is_refused(plane: Plane, header: str):
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-async def test_inference_alone_does_not_upload(plane: Plane):
-    tenant = await plane.tenant("acme", scopes=["inference"])
-    problem(await tenant.get("adapters"), 403)
-
-
-async def test_another_tenants_things_are_as_absent_as_none(plane: Plane):
-    acme, _ = await plane.tenant("acme"), await plane.tenant("globex")
-    for theirs in ("globex", "nobody"):
-        answer = await acme.get("adapters", params={"tenant": theirs})
-        body = problem(answer, 404)
-        assert body["message"] == f"no tenant {theirs!r}"
-    assert (await acme.get("adapters", params={"tenant": "acme"})).json()["data"] == []
-    assert (await plane.client.get("adapters")).json()["data"] == []
-    badly = await plane.client.put("adapters/bot/aliases/prod", json={"canary": {"x": 1}})
-    assert problem(badly, 400)["param"] == "canary"
-
-
 async def test_models_are_registered_by_a_digest_of_the_store(plane: Plane, base: str):
     shown = (await plane.client.get("models/tiny")).json()
     assert (shown["digest"], shown["max_model_len"]) == (base, 512)
@@ -176,13 +141,5 @@ async def test_bad_bodies_name_what_is_wrong(plane: Plane):
     problem(await plane.client.post("tenants", json={"name": "x" * 100_000}), 413)
     problem(await plane.client.get("nothing"), 404)
     problem(await plane.client.put("tenants", json={}), 405)
-
-
-@pytest.mark.parametrize("path", ["tenants", "tenants/acme/keys", "adapters", "audit", "usage"])
-async def test_a_page_has_a_sensible_length(plane: Plane, path: str):
-    tenant = await plane.tenant("acme")
-    client = tenant if path == "adapters" else plane.client
-    for limit in ("0", "-1", "1000000", "many"):
-        answer = await client.get(path, params={"limit": limit})
-        assert "limit" in str(problem(answer, 400)), (path, limit)
-    assert (await client.get(path, params={"limit": "1"})).status_code == 200
+    badly = await plane.client.put("adapters/bot/aliases/prod", json={"canary": {"x": 1}})
+    assert problem(badly, 400)["param"] == "canary"

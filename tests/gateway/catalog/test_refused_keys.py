@@ -10,7 +10,7 @@ from litestar.datastructures import State
 from admin.audit.audit import AuditView
 from admin.http.plane import AdminConfig
 from admin.keys import keys
-from admin.keys.keys import KeyRights
+from admin.keys.schemas import KeyCreate
 from loraplex.roles.forwarding import Forwarding
 from loraplex.roles.management import public_app
 from store.records import TENANT_SCOPES, new_key
@@ -26,7 +26,7 @@ async def refusals(live: Live) -> list[AuditView]:
 
 
 async def issue(live: Live, *scopes: str) -> str:
-    rights = KeyRights(frozenset(scopes) or TENANT_SCOPES)
+    rights = KeyCreate(frozenset(scopes) or TENANT_SCOPES)
     async with live.database.transaction() as connection:
         return (await keys.issue_key(connection, PEPPER, live.tenant_id, rights))[1]
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from admin.keys import keys
-from admin.keys.keys import KeyRights
+from admin.keys.schemas import KeyCreate
 from admin.tenants import tenants
 from gateway.catalog.source import POLL_INTERVAL_S
 from store.records import TENANT_SCOPES
@@ -38,7 +38,7 @@ LISTENS = re.compile(rb"(?<!UN)LISTEN")
 """Each connection that goes back to a pool says UNLISTEN."""
 
 
-async def issue(live: Live, rights: KeyRights) -> str:
+async def issue(live: Live, rights: KeyCreate) -> str:
     async with live.database.transaction() as connection:
         return (await keys.issue_key(connection, PEPPER, live.tenant_id, rights))[1]
 
@@ -65,7 +65,7 @@ async def lets_in(gateway: GatewayProcess, key: str) -> bool:
 
 async def revoke(live: Live, everywhere: list[GatewayProcess], within_s: float) -> float:
     """Seconds until no gateway lets a key in that was revoked."""
-    key = await issue(live, KeyRights(TENANT_SCOPES))
+    key = await issue(live, KeyCreate(TENANT_SCOPES))
     for gateway in everywhere:
         await eventually(lambda gateway=gateway: lets_in(gateway, key), within_s)
     async with live.database.transaction() as connection:
@@ -122,7 +122,7 @@ async def test_where_no_notification_arrives(live: Live, dsn: str, tmp_path: Pat
 async def test_a_key_begins_and_ends_though_nobody_says_so(live: Live) -> None:
     begins = datetime.now(UTC) + timedelta(seconds=4)
     ends = begins + timedelta(seconds=2)
-    key = await issue(live, KeyRights(TENANT_SCOPES, not_before=begins, expires_at=ends))
+    key = await issue(live, KeyCreate(TENANT_SCOPES, not_before=begins, expires_at=ends))
     async with live.worker, live.gateway() as served:
 
         async def status() -> tuple[datetime, int, datetime]:
@@ -175,7 +175,7 @@ async def test_answers_in_progress_end_with_their_key(
     """Streams with an error of their dialect, others with 401; each is billed the tokens that it
     had by then. Those of other keys go on."""
     ends = datetime.now(UTC) + timedelta(seconds=6) if end is let_expire else None
-    key = await issue(live, KeyRights(TENANT_SCOPES, expires_at=ends))
+    key = await issue(live, KeyCreate(TENANT_SCOPES, expires_at=ends))
     async with live.database.transaction() as connection:
         other_tenant = (await tenants.create_tenant(connection, "globex")).id
         _, other = await keys.create_key(connection, PEPPER, other_tenant, TENANT_SCOPES)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from admin.keys import keys
-from admin.keys.keys import KeyRights
+from admin.keys.schemas import KeyCreate
 from gateway.limits.database_clock import DatabaseClock
 from store.records import TENANT_SCOPES
 from tests.gateway.limits.test_quotas import limited
@@ -116,9 +116,9 @@ async def test_a_key_begins_and_ends_by_the_databases_clock(live: Live, shift_s:
     now, hour = datetime.now(UTC), timedelta(hours=1)
     ends_at = now + timedelta(seconds=5)
     rights = {
-        "ended": KeyRights(TENANT_SCOPES, expires_at=ends_at),
-        "lives": KeyRights(TENANT_SCOPES, not_before=now - hour / 2, expires_at=now + hour / 2),
-        "begins": KeyRights(TENANT_SCOPES, not_before=now + hour / 2),
+        "ended": KeyCreate(TENANT_SCOPES, expires_at=ends_at),
+        "lives": KeyCreate(TENANT_SCOPES, not_before=now - hour / 2, expires_at=now + hour / 2),
+        "begins": KeyCreate(TENANT_SCOPES, not_before=now + hour / 2),
     }
     issued: dict[str, str] = {}
     async with live.database.transaction() as connection:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from admin.keys import keys
-from admin.keys.keys import KeyRights
+from admin.keys.schemas import KeyCreate
 from store.records import TENANT_SCOPES, new_key
 from tests.gateway.live import Live, Served, eventually
 from tests.gateway.pepper import PEPPER
@@ -17,7 +17,7 @@ from tests.gateway.pepper import PEPPER
 async def issue(live: Live, **rights: Any) -> str:
     async with live.database.transaction() as connection:
         rights = {"scopes": TENANT_SCOPES} | rights
-        made = await keys.issue_key(connection, PEPPER, live.tenant_id, KeyRights(**rights))
+        made = await keys.issue_key(connection, PEPPER, live.tenant_id, KeyCreate(**rights))
     return made[1]
 
 
