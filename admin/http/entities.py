@@ -45,13 +45,15 @@ Run = Callable[[Step, AdminRequest, Given], Awaitable[Any]]
 
 _METHODS: dict[str, Any] = {"GET": get, "POST": post, "PUT": put, "PATCH": patch, "DELETE": delete}
 _PART = re.compile(r"\{(\w+):str\}")
+_PROVIDED = {"connection", "request", "caller", "tenant_id", "current", "prepared", "seed"}
 _DEFAULTS = {"after": "", "limit": 100}
 
 
 class Entity:
     """Kind of thing, with its routes. Each method returns a decorator that makes a route of a
     function. The options `name`, `text` and `scopes` take precedence over the function's name and
-    docstring and the entity's scopes."""
+    docstring and the entity's scopes. The option `prepare` is a function that is called before the
+    transaction."""
 
     def __init__(
         self,
@@ -103,7 +105,6 @@ class Entity:
         self,
         path: str = "",
         *,
-        prepare: Step | None = None,
         finish: Finish | None = None,
         answer: Any = None,
         is_change: bool = False,
@@ -111,14 +112,11 @@ class Entity:
     ) -> Callable[[S], S]:
         """Makes a route of a function that creates a thing, once for each Idempotency-Key.
 
-        `prepare` is called before the transaction. `finish` makes the answer, of the type `answer`,
-        of the view and of the `seed` of its secret; see `once`. If `is_change` is set, the thing is
-        made from a present one, which If-Match may name."""
+        `finish` makes the answer, of the type `answer`, of the view and of the `seed` of its
+        secret; see `once`. If `is_change` is set, the thing is made from a present one, which
+        If-Match may name."""
 
         async def run(step: Step, request: AdminRequest, given: Given) -> Any:
-            if prepare is not None:
-                given["prepared"] = await _take(prepare, request, given)
-
             async def create(connection: Connection, seed: bytes) -> msgspec.Struct:
                 if is_change:
                     await self._lock(request, connection, given)
@@ -137,18 +135,14 @@ class Entity:
         method: str,
         path: str = "",
         *,
-        prepare: Step | None = None,
         then: Callable[[AdminPlane], Awaitable[None]] | None = None,
         status_code: int = 200,
         **options: Any,
     ) -> Callable[[S], S]:
-        """Makes a route of a function that changes a thing, and returns it or `Deleted`.
-
-        `prepare` is called before the transaction, and `then` after it."""
+        """Makes a route of a function that changes a thing, and returns it or `Deleted`. `then` is
+        called after the transaction."""
 
         async def run(step: Step, request: AdminRequest, given: Given) -> Any:
-            if prepare is not None:
-                given["prepared"] = await _take(prepare, request, given)
             async with request.transaction() as connection:
                 if self._find is not None:
                     given["current"] = await self._lock(request, connection, given)
@@ -169,6 +163,7 @@ class Entity:
         added: Given,
         *,
         returns: Any = None,
+        prepare: Step | None = None,
         name: str | None = None,
         text: str | None = None,
         scopes: tuple[str, ...] | None = None,
@@ -187,7 +182,13 @@ class Entity:
             if "tenant_id" in declared.parameters and "tenant" not in known:
                 may = {"tenant": TenantName, **added}
 
+            for each, parameter in declared.parameters.items():
+                if each not in _PROVIDED | known.keys() | may.keys():
+                    assert parameter.default is not parameter.empty, f"{step}: nothing is {each}"
+
             async def handle(request: AdminRequest, **given: Any) -> Any:
+                if prepare is not None:
+                    given["prepared"] = await _take(prepare, request, given)
                 return await run(step, request, given)
 
             handle.__name__ = name or step.__name__
