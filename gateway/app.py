@@ -93,6 +93,7 @@ async def _running(
             for task in running:
                 task.cancel()
     await asyncio.to_thread(gateway.grammars.close)
+    await asyncio.to_thread(gateway.tokenizers.close)
     if control is not None:
         await control.leave()
     await gateway.wal.close()

@@ -13,10 +13,13 @@ from threading import Lock
 
 import msgspec
 
-from sandbox.task import MAX_OUTCOME_BYTES, Answer, Bounds, Died, Done, Task
+from sandbox.server import DEATHS
+from sandbox.task import Answer, Bounds, Died, Done, Task
 
 GRACE_S = 10.0
 """Seconds after a task's time limit at which the task's sandbox is considered dead."""
+END_S = 1.0
+"""Seconds in which a process that has closed its output ends."""
 ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 """Environment variables that a sandbox inherits. Others are withheld, as they may be secret."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -32,7 +35,8 @@ class Sandboxes:
     same time. Thread-safe."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        """module: name of a module that calls `sandbox.server.serve` when it is run."""
+        """module: name of a module that calls `serve` or `serve_in_place` of `sandbox.server` when
+        it is run."""
         # With -P, Python imports nothing from the working folder.
         self.command = (sys.executable, "-P", "-m", module, *arguments)
         self._idle: list[_Sandbox] = []
@@ -95,7 +99,7 @@ class SandboxTask:
             answer = sandbox.run(self._task)
             with self._lock:
                 self._sandbox = None
-            self._sandboxes.release(sandbox, is_alive=answer is not None)
+            self._sandboxes.release(sandbox, is_alive=answer is not None and sandbox.is_alive)
             if answer is not None:
                 return bytes(answer.outcome) if isinstance(answer, Done) else answer
         raise SandboxFailed(f"no sandbox answered: {' '.join(self._sandboxes.command)}")
@@ -126,25 +130,34 @@ class _Sandbox:
             )
 
     def run(self, task: Task) -> Answer | None:
-        """Runs a task and returns the answer, or None if the sandbox died or did not answer."""
+        """Runs a task and returns the answer, or None if the sandbox did not answer, or died of
+        something else than its limits."""
         deadline = time.monotonic() + task.bounds.wall_s + GRACE_S
         with contextlib.suppress(OSError, msgspec.DecodeError):
             self._socket.settimeout(task.bounds.wall_s + GRACE_S)
             self._socket.sendall(msgspec.json.encode(task) + b"\n")
-            return msgspec.json.decode(self._read_line(deadline), type=Answer)
+            line = self._read_line(deadline, 2 * task.bounds.outcome_bytes)
+            return msgspec.json.decode(line, type=Answer)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if reason := DEATHS.get(-self._process.wait(END_S)):
+                return Died(reason)
         return None
 
-    def _read_line(self, deadline: float) -> bytes:
+    def _read_line(self, deadline: float, max_bytes: int) -> bytes:
         """Reads a line. Returns less than a line if the sandbox ends first. Raises TimeoutError if
         the line is incomplete at the deadline."""
-        line = b""
-        while not line.endswith(b"\n") and len(line) < 2 * MAX_OUTCOME_BYTES:
+        line = bytearray()
+        while not line.endswith(b"\n") and len(line) < max_bytes:
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))
             chunk = self._socket.recv(1 << 16)
             if not chunk:
                 break
             line += chunk
-        return line
+        return bytes(line)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     def kill(self) -> None:
         """Kills the process. May be called while another thread runs a task."""

@@ -1,8 +1,9 @@
-"""Forks a process with limits for each task.
+"""Runs tasks in processes with limits.
 
 A sandbox reads `Task`s from standard input and writes an `Answer` for each, as lines of JSON, until
-its input ends, which happens when the parent dies. A fork starts within milliseconds, because it
-inherits all imported modules.
+its input ends, which happens when the parent dies. `serve` forks a process for each task. A fork
+starts within milliseconds, because it inherits all imported modules. `serve_in_place` needs no
+fork, and its work may keep what later tasks need.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NoReturn
 
 import msgspec
 
-from sandbox.task import MAX_OUTCOME_BYTES, Answer, Bounds, Died, Done, Task
+from sandbox.task import Answer, Bounds, Died, Done, Task
 
 MAX_OPEN_FILES = 16
 
@@ -39,15 +40,45 @@ Work = Callable[[bytes], bytes]
 
 
 def serve(work: Work) -> None:
-    """Reads tasks from standard input, and runs one at a time until the input ends."""
+    """Runs each task in a fork, one at a time, until the input ends."""
     # Keeps existing objects out of a fork's garbage collection, so that the fork continues to share
     # their memory with the parent.
     gc.freeze()
-    tasks = msgspec.json.Decoder(Task)
+    for task in _tasks():
+        _answer(_fork(work, task))
+
+
+def serve_in_place(work: Work) -> None:
+    """Runs each task in this process, one at a time, until the input ends, or a task takes too much
+    and the process dies. Limits memory and CPU time; files cannot be written."""
+    _set(resource.RLIMIT_FSIZE, 0)
+    _set(resource.RLIMIT_CORE, 0)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    in_use = _bytes_in_use()
+    for task in _tasks():
+        bounds = task.bounds
+        if sys.platform == "linux":
+            _, hard = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (in_use + bounds.memory_bytes, hard))
+        signal.setitimer(signal.ITIMER_PROF, bounds.cpu_s)
+        try:
+            outcome = work(bytes(task.work))
+            is_short = len(outcome) <= bounds.outcome_bytes
+            _answer(Done(msgspec.Raw(outcome)) if is_short else Died("memory"))
+        except MemoryError:
+            signal.raise_signal(signal.SIGABRT)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _tasks() -> Iterator[Task]:
+    decoder = msgspec.json.Decoder(Task)
     while line := sys.stdin.buffer.readline():
-        answer = _fork(work, tasks.decode(line))
-        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-        sys.stdout.buffer.flush()
+        yield decoder.decode(line)
+
+
+def _answer(answer: Answer) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def _fork(work: Work, task: Task) -> Answer:
@@ -57,7 +88,7 @@ def _fork(work: Work, task: Task) -> Answer:
         os.close(reader)
         _run(work, task, writer)
     os.close(writer)
-    raw = _read(reader, time.monotonic() + task.bounds.wall_s)
+    raw = _read(reader, time.monotonic() + task.bounds.wall_s, task.bounds.outcome_bytes)
     os.close(reader)
     if raw is None:
         os.kill(pid, signal.SIGKILL)
@@ -68,11 +99,11 @@ def _fork(work: Work, task: Task) -> Answer:
     return Done(msgspec.Raw(raw)) if status == 0 else Died(DEATHS.get(-status, "crashed"))
 
 
-def _read(reader: int, deadline: float) -> bytes | None:
-    """Returns the bytes that the fork writes until it ends. Returns None if it writes
-    `MAX_OUTCOME_BYTES` or more, or has not ended by the deadline."""
+def _read(reader: int, deadline: float, max_bytes: int) -> bytes | None:
+    """Returns the bytes that the fork writes until it ends. Returns None if it writes `max_bytes`
+    or more, or has not ended by the deadline."""
     raw = b""
-    while len(raw) < MAX_OUTCOME_BYTES:
+    while len(raw) < max_bytes:
         if not select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return None
         if not (chunk := os.read(reader, 1 << 16)):
@@ -105,9 +136,7 @@ def _limit(bounds: Bounds) -> None:
     os.close(0)
     os.close(1)
     if sys.platform == "linux":
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        in_use = pages * resource.getpagesize()
-        _set(resource.RLIMIT_AS, in_use + bounds.memory_bytes)
+        _set(resource.RLIMIT_AS, _bytes_in_use() + bounds.memory_bytes)
     _set(resource.RLIMIT_STACK, bounds.stack_bytes)
     _set(resource.RLIMIT_FSIZE, bounds.file_bytes)
     _set(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
@@ -117,6 +146,11 @@ def _limit(bounds: Bounds) -> None:
     _set(resource.RLIMIT_CPU, math.ceil(bounds.cpu_s))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, bounds.cpu_s)
+
+
+def _bytes_in_use() -> int:
+    """Returns the bytes of this process's address space (Linux only)."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _set(limit: int, value: int) -> None:

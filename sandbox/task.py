@@ -6,8 +6,6 @@ from typing import Literal
 
 import msgspec
 
-MAX_OUTCOME_BYTES = 1 << 20
-
 
 class Bounds(msgspec.Struct, frozen=True):
     """Limits of the process that works on one task."""
@@ -19,6 +17,8 @@ class Bounds(msgspec.Struct, frozen=True):
     stack_bytes: int = 8 << 20
     file_bytes: int = 0
     """Maximum size in bytes of a file that the process writes."""
+    outcome_bytes: int = 1 << 20
+    """Maximum bytes of the JSON of the task's outcome."""
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -39,6 +39,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "gateway": (
         "workers.wire",
+        "sandbox",
         "telemetry",
         "adapters.manifest",
         "store",

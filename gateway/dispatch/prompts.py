@@ -104,14 +104,12 @@ class _PromptReader:
     async def of_chat(self, messages: list[Message]) -> list[Prompt]:
         """Returns the prompt of a conversation."""
         tokenizer, request, target = self._tokenizer, self._request, self._target
-        template = target.chat_template()
         num_chars = sum([message.num_chars for message in messages])
         tokenizer.check_chars(num_chars, self._max_model_len)
         has_special_tokens = bool(request.add_special_tokens)
         kept = self._kept(has_special_tokens=has_special_tokens)
-        tokens, change = await self._encode_chat(request.conversation, kept)
+        tokens, change, form = await self._encode_chat(request.conversation, kept)
         check_total([len(tokens)], request.num_choices, self._max_model_len, param="n")
-        form = await tokenizer.answer_form(template)
         if target.serving.tool_format is not None:
             form = msgspec.structs.replace(form, calls=target.serving.tool_format)
         end, last = tokenizer.text(tokens[-TAIL_TOKENS:]), messages[-1]

@@ -1,16 +1,14 @@
-"""Renders conversations with chat templates, in a sandbox and with a limited number of steps.
+"""Renders conversations with chat templates, in Jinja's sandbox.
 
-Templates run in this process, because an admin is responsible for each of them. An admin imports
-base models with their templates, and approves the templates of adapter versions. A template never
-comes from a request.
+A template never comes from a request. An admin imports base models with their templates, and
+approves the templates of adapter versions, which are rendered in processes with limits (see
+`template_process`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
-from collections import OrderedDict
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -19,12 +17,11 @@ from jinja2 import nodes
 
 from gateway.exceptions import InvalidRequest
 from gateway.request import Conversation, Message, Tool
-from gateway.text.parsers.answer_form import form_of
 from gateway.text.shown_turns import ShownTurns, contains, shape_of
-from gateway.text.template_budget import BudgetExceeded, limited, steps_for
-from gateway.text.template_sandbox import MAX_ERROR_CHARS, make_environment
+from gateway.text.template_environment import ENVIRONMENT
 from gateway.text.template_turns import folded, in_plain_messages
 
+MAX_ERROR_CHARS = 1000
 RENDERING_ERRORS = (
     ArithmeticError,
     AttributeError,
@@ -57,10 +54,6 @@ TOOL_CONVERSATIONS = [
 ROLES = frozenset(("system", "user", "assistant", "tool"))
 
 SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
-
-
-class TemplateOverBudget(InvalidRequest):
-    """Error for a template that takes more steps than a conversation of this size allows."""
 
 
 class NotShown(InvalidRequest):
@@ -112,28 +105,26 @@ class ChatTemplate:
         self.shows_tools = mentions_tools and all(map(self._shows_all, TOOL_CONVERSATIONS))
         """Whether the template itself renders tools. If not, they are described in plain
         messages."""
-        self.answer_form = form_of(source, shows_tools=self.shows_tools)
 
-    def render(self, conversation: Conversation, *, steps: int) -> Rendered:
+    def render(self, conversation: Conversation) -> Rendered:
         """Renders the conversation. If the template refuses its turns or leaves out some of them,
         tries simplified forms of them (see `template_turns`). Describes tools in plain messages if
         the template does not render tools. If no form is shown completely, renders the turns as
-        they are. Raises TemplateRefused if the template refuses this too, and TemplateOverBudget if
-        a rendering takes more than `steps` steps (see `template_budget`)."""
+        they are. Raises TemplateRefused if the template refuses this too."""
         self._check_roles(conversation.messages)
         if conversation.uses_tools and not self.shows_tools:
             conversation = in_plain_messages(conversation)
         for number, form in enumerate(chain([conversation], folded(conversation))):
             shape = shape_of(form)
-            if not self._shown_turns.are_shown(form, shape.shortened(), steps):
+            if not self._shown_turns.are_shown(form, shape.shortened()):
                 continue
             try:
-                text = self._prompt(form, steps)
+                text = self._prompt(form)
             except TemplateRefused:
                 continue
-            if contains(text, form) or self._shown_turns.are_shown(form, shape, steps):
+            if contains(text, form) or self._shown_turns.are_shown(form, shape):
                 return Rendered(text, FOLDED_TURNS if number else "")
-        return Rendered(self._prompt(conversation, steps), HIDDEN_TURNS)
+        return Rendered(self._prompt(conversation), HIDDEN_TURNS)
 
     def _check_roles(self, messages: list[Message]) -> None:
         for number, message in enumerate(messages):
@@ -147,28 +138,24 @@ class ChatTemplate:
 
     def _shows_all(self, conversation: Conversation) -> bool:
         """Returns whether the template shows all of a conversation, or refuses it."""
-        shape = shape_of(conversation)
-        try:
-            return self._shown_turns.are_shown(conversation, shape, steps_for(1, 0))
-        except TemplateOverBudget:
-            return True
+        return self._shown_turns.are_shown(conversation, shape_of(conversation))
 
-    def _prompt_or_none(self, conversation: Conversation, steps: int) -> str | None:
+    def _prompt_or_none(self, conversation: Conversation) -> str | None:
         try:
-            return self._prompt(conversation, steps)
+            return self._prompt(conversation)
         except TemplateRefused:
             return None
 
-    def _prompt(self, conversation: Conversation, steps: int) -> str:
+    def _prompt(self, conversation: Conversation) -> str:
         last = conversation.messages[-1]
         if conversation.continue_final_message and last.reasoning and not last.content.strip():
             try:
-                return self._prompt_until(conversation, "reasoning_content", steps)
+                return self._prompt_until(conversation, "reasoning_content")
             except NotShown:
                 pass
-        return self._prompt_until(conversation, "content", steps)
+        return self._prompt_until(conversation, "content")
 
-    def _prompt_until(self, conversation: Conversation, field: str, steps: int) -> str:
+    def _prompt_until(self, conversation: Conversation, field: str) -> str:
         """Returns the prompt. If the answer continues the last message, the prompt ends with this
         field of the message."""
         messages = [message.for_template() for message in conversation.messages]
@@ -185,20 +172,12 @@ class ChatTemplate:
         }
         if conversation.tools:
             variables["tools"] = [tool.for_template() for tool in conversation.tools]
-        text = self._text(variables, steps)
+        text = self._text(variables)
         return _until_mark(text) if conversation.continue_final_message else text
 
-    def _text(self, variables: dict[str, Any], steps: int) -> str:
+    def _text(self, variables: dict[str, Any]) -> str:
         try:
-            with limited(steps):
-                return self._template.render(variables)
-        except BudgetExceeded:
-            raise TemplateOverBudget(
-                f"The model's chat template takes more than the {steps} steps that a conversation "
-                "of this size may take.",
-                param="messages",
-                code="template_budget_exceeded",
-            ) from None
+            return self._template.render(variables)
         except (jinja2.TemplateError, *RENDERING_ERRORS) as error:
             raise TemplateRefused(
                 f"The model's chat template refused: {str(error)[:MAX_ERROR_CHARS]}",
@@ -232,33 +211,3 @@ def _until_mark(text: str) -> str:
         )
     is_trimmed = not text.startswith(FINAL_MARK, end)
     return text[:end].rstrip() if is_trimmed else text[:end]
-
-
-class CompiledTemplates:
-    """Compiled chat templates of the adapter versions of one base model. Compiles on first use."""
-
-    def __init__(self, special_tokens: dict[str, str], capacity: int = 256) -> None:
-        self._special_tokens = special_tokens
-        self._capacity = capacity
-        self._compiling: OrderedDict[str, asyncio.Task[ChatTemplate]] = OrderedDict()
-
-    async def get(self, source: str) -> ChatTemplate:
-        """Returns the compiled template. Raises InvalidRequest if it does not compile."""
-        task = self._compiling.get(source)
-        if task is None:
-            task = asyncio.create_task(
-                asyncio.to_thread(ChatTemplate, source, self._special_tokens)
-            )
-            self._compiling[source] = task
-            if len(self._compiling) > self._capacity:
-                self._compiling.popitem(last=False)
-        self._compiling.move_to_end(source)
-        try:
-            return task.result() if task.done() else await asyncio.shield(task)
-        except Exception as error:  # Jinja and Python's compiler raise many kinds
-            raise InvalidRequest(
-                f"The model's chat template is not valid: {error}", param="model"
-            ) from error
-
-
-ENVIRONMENT = make_environment()

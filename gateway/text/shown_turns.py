@@ -106,19 +106,18 @@ def shape_of(conversation: Conversation) -> Shape:
 class ShownTurns:
     """Memory of the shapes of conversations that a template shows completely."""
 
-    def __init__(self, render: Callable[[Conversation, int], str | None]) -> None:
-        """`render(conversation, steps)` returns the prompt, or None if the template refuses the
-        conversation."""
+    def __init__(self, render: Callable[[Conversation], str | None]) -> None:
+        """`render` returns the prompt, or None if the template refuses the conversation."""
         self._render = render
         self._known: OrderedDict[Shape, bool] = OrderedDict()
 
-    def are_shown(self, conversation: Conversation, shape: Shape, steps: int) -> bool:
+    def are_shown(self, conversation: Conversation, shape: Shape) -> bool:
         """Returns whether the template shows all instructions and results of conversations of this
         shape, and their tools. Returns True if the template refuses the marks."""
         known = self._known.get(shape)
         if known is None:
             marked, marks = shape.marked(conversation)
-            text = self._render(marked, steps)
+            text = self._render(marked)
             shown = None if text is None else text.lower()
             known = shown is None or all(mark in shown for mark in marks)
             self._known[shape] = known

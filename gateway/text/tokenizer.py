@@ -7,8 +7,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -17,19 +16,14 @@ from tokenizers import Tokenizer
 
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest, TokenizerUnavailable
 from gateway.request import VERDICTS, Conversation
-from gateway.text.chat_template import (
-    ChatTemplate,
-    CompiledTemplates,
-    Rendered,
-    TemplateOverBudget,
-)
+from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import Spelling
 from gateway.text.long_texts import LONG, TOKEN_CHARS, LongTexts
 from gateway.text.parsers import thoughts
-from gateway.text.parsers.answer_form import AnswerForm
+from gateway.text.parsers.answer_form import AnswerForm, form_of
 from gateway.text.prompt_encoder import PromptEncoder, TokenizerFile
 from gateway.text.sliced_encoder import Kept
-from gateway.text.template_budget import steps_for
+from gateway.text.template_process import RenderedChat, TemplateProcesses, TemplateSource
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +42,7 @@ A = TypeVar("A")
 SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 MANY_MESSAGES = 256
-STEPS_ON_LOOP = 1 << 16
-"""Maximum number of steps (see `template_budget`) of a rendering on the event loop. This many take
-about 10 ms. A rendering that needs more steps is repeated in a thread."""
+"""Maximum number of messages that a base model's template renders on the event loop."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -69,6 +61,8 @@ class ChatTokens(NamedTuple):
     tokens: list[int]
     change: str
     """How the prompt differs from the turns (see `Rendered`), or empty."""
+    form: AnswerForm
+    """Form in which a model with this chat template writes its answers."""
 
 
 class _PoolingFile(msgspec.Struct):
@@ -79,16 +73,16 @@ class ModelTokenizer:
     """Tokenizer of one base model. Must be constructed in a thread, because this reads files and
     compiles the chat template."""
 
-    def __init__(self, folder: Path, long_texts: LongTexts) -> None:
+    def __init__(self, folder: Path, long_texts: LongTexts, processes: TemplateProcesses) -> None:
         """Raises UnsupportedDecoder if the tokenizer's decoder is not supported, and OSError if a
         file cannot be read."""
-        source = (folder / "tokenizer.json").read_bytes()
-        file = msgspec.json.decode(source, type=TokenizerFile)
+        raw = (folder / "tokenizer.json").read_bytes()
+        file = msgspec.json.decode(raw, type=TokenizerFile)
         config: dict[str, Any] = _read_json(folder / "tokenizer_config.json")
-        self._tokenizer = Tokenizer.from_buffer(source)
+        self._tokenizer = Tokenizer.from_buffer(raw)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        special_tokens = _special_tokens(config)
+        self._special_tokens = tuple(_special_tokens(config).items())
         self.spelling = Spelling(self._tokenizer, file.decoder)
         self.defaults = msgspec.convert(
             _read_json(folder / "generation_config.json"), SamplingDefaults
@@ -96,13 +90,13 @@ class ModelTokenizer:
         self.pooling = msgspec.convert(_read_json(folder / "pooling.json"), _PoolingFile).pooling
         """Pooling of the last hidden states to an embedding, from the model's pooling.json. None if
         the model has no such file, or the file names no pooling."""
-        template = _template_source(folder, config)
-        self._prompts = PromptEncoder(self._tokenizer, file, template or "", long_texts)
+        self._source = source = _template_source(folder, config)
+        self._prompts = PromptEncoder(self._tokenizer, file, source or "", long_texts)
         self._long_texts = long_texts
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
         """Maximum number of characters for which one token stands."""
-        self._template = None if template is None else ChatTemplate(template, special_tokens)
-        self._templates = CompiledTemplates(special_tokens)
+        self._template = None if source is None else ChatTemplate(source, _special_tokens(config))
+        self._processes = processes
 
     async def encode_many(
         self,
@@ -145,7 +139,8 @@ class ModelTokenizer:
         If `kept` is given, returns only these tokens, and the special tokens that the tokenizer
         adds. Raises InvalidRequest if the template refuses the conversation, and
         ContextLengthExceeded if its text has more than `max_tokens` tokens."""
-        text, change = await self.render(conversation, domain=domain, template=template)
+        chat = await self.render(conversation, domain=domain, template=template)
+        text, change = chat.rendered
         self.check_chars(len(text), max_tokens)
         if add_special_tokens or (kept is not None and len(text) > LONG):
             (tokens,) = await self._prompts.encode_each(
@@ -158,38 +153,24 @@ class ModelTokenizer:
         else:
             tokens = await self._prompts.encode(text, domain, max_tokens=max_tokens)
             tokens = tokens if kept is None else kept.of(tokens)
-        return ChatTokens(tokens, change)
+        form = _form_of(template or self._source or "", shows_tools=chat.shows_tools)
+        return ChatTokens(tokens, change, form)
 
     async def render(
         self, conversation: Conversation, *, domain: str, template: str | None = None
-    ) -> Rendered:
+    ) -> RenderedChat:
         """Renders a conversation with `template`, the approved chat template of an adapter version,
-        or with the model's own template if `template` is None. Renders in a thread if the
-        conversation is large or the template slow. Raises InvalidRequest if the model has no
-        template, or the template refuses the conversation."""
-        chosen = await self._chosen(template)
-        num_chars, num_messages = conversation.num_chars, len(conversation.messages)
-
-        def render(steps: int) -> Rendered:
-            return chosen.render(conversation, steps=steps)
-
-        if num_chars <= LONG and num_messages <= MANY_MESSAGES:
-            with suppress(TemplateOverBudget):
-                return render(STEPS_ON_LOOP)
-        steps = steps_for(num_messages, num_chars)
-        return await self._long_texts.run(domain, partial(render, steps))
-
-    async def answer_form(self, template: str | None = None) -> AnswerForm:
-        """Returns the form in which a model with this chat template writes its answers. If
-        `template` is None, uses the model's own template. Raises InvalidRequest if there is no
-        valid template."""
-        return (await self._chosen(template)).answer_form
-
-    async def _chosen(self, template: str | None) -> ChatTemplate:
-        chosen = self._template if template is None else await self._templates.get(template)
-        if chosen is None:
+        or with the model's own template if `template` is None. Renders in a process with limits if
+        the template is an adapter's or the conversation is large. Raises InvalidRequest if the
+        model has no template, or the template is not valid or refuses the conversation."""
+        source = self._source if template is None else template
+        if source is None:
             raise InvalidRequest("This model has no chat template; use completions.", param="model")
-        return chosen
+        is_large = conversation.num_chars > LONG or len(conversation.messages) > MANY_MESSAGES
+        if template is None and self._template is not None and not is_large:
+            return RenderedChat(self._template.render(conversation), self._template.shows_tools)
+        source = TemplateSource(source, self._special_tokens)
+        return await self._processes.render(domain, source, conversation)
 
     async def decode(
         self,
@@ -285,6 +266,7 @@ class Tokenizers:
     def __init__(self, find_folder: Callable[[str], Path]) -> None:
         self._find_folder = find_folder
         self._long_texts = LongTexts()
+        self._processes = TemplateProcesses()
         self._loading: OrderedDict[str, asyncio.Task[ModelTokenizer]] = OrderedDict()
 
     async def get(self, digest: str) -> ModelTokenizer:
@@ -309,7 +291,15 @@ class Tokenizers:
             ) from error
 
     def _read(self, digest: str) -> ModelTokenizer:
-        return ModelTokenizer(self._find_folder(digest), self._long_texts)
+        return ModelTokenizer(self._find_folder(digest), self._long_texts, self._processes)
+
+    def close(self) -> None:
+        self._processes.close()
+
+
+@lru_cache(256)
+def _form_of(source: str, *, shows_tools: bool) -> AnswerForm:
+    return form_of(source, shows_tools=shows_tools)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from adapters.store.folder import LocalStore
 from gateway.dialects.openai_format import token_text
 from gateway.text.long_texts import LongTexts
+from gateway.text.template_process import TemplateProcesses
 from gateway.text.tokenizer import ModelTokenizer
 from tests.e2e import demo
 from tests.e2e.tiny import Tiny
@@ -59,7 +60,7 @@ def served(folder: Path, source: Path, num_adapters: int) -> Served:
     return Served(
         source,
         demo.make_adapters(source, folder / "adapters", num_adapters),
-        ModelTokenizer(source, LongTexts()),
+        ModelTokenizer(source, LongTexts(), TemplateProcesses()),
         Tokenizer.from_file(str(source / "tokenizer.json")),
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import LocalStore
 from gateway.text.long_texts import LongTexts
+from gateway.text.template_process import TemplateProcesses
 from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import make_model
 from tests.stack import Stack
@@ -37,7 +38,7 @@ class Tiny:
         self.model = folder / "store" / "models" / digest
         config = json.loads((self.model / "config.json").read_text())
         self.shape = BaseModelShape.from_config(config, digest)
-        self.tokenizer = ModelTokenizer(self.model, LongTexts())
+        self.tokenizer = ModelTokenizer(self.model, LongTexts(), TemplateProcesses())
 
     def stack(self, **settings: object) -> Stack:
         """Greedy answers in float32; one kernel thread, for the model is smaller than a barrier."""

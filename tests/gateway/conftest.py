@@ -8,6 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from gateway.text.template_process import TemplateProcesses
 from store.database import EVERYTHING, Database
 from tests.gateway.live import Live
 from tests.gateway.scripted import ScriptedWorker
@@ -29,6 +30,14 @@ def service(store: Path) -> Iterator[Service]:
     service.start()
     yield service
     service.stop()
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[TemplateProcesses]:
+    """Those that render chat templates, of tests without a gateway."""
+    processes = TemplateProcesses()
+    yield processes
+    processes.close()
 
 
 @pytest.fixture

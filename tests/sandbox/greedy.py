@@ -1,15 +1,17 @@
-"""A sandbox that takes too much of what it is asked to take: `python -m tests.sandbox.greedy`."""
+"""A sandbox that takes too much of what it is asked to take: `python -m tests.sandbox.greedy`, with
+the argument `in_place` for one that does not fork."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import sys
 import time
 
 import msgspec
 
-from sandbox.server import serve
+from sandbox.server import serve, serve_in_place
 
 
 def work(asked: bytes) -> bytes:
@@ -26,6 +28,10 @@ def work(asked: bytes) -> bytes:
         case "file":
             with open("/tmp/greedy", "wb") as file:
                 file.write(b"x" * 4096)
+        case "pid":
+            return msgspec.json.encode(str(os.getpid()))
+        case "output":
+            return msgspec.json.encode("x" * (2 << 20))
         case "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         case "native memory":
@@ -51,4 +57,4 @@ def _fill_stack() -> None:
 
 
 if __name__ == "__main__":
-    serve(work)
+    (serve_in_place if sys.argv[1:] == ["in_place"] else serve)(work)

@@ -26,6 +26,15 @@ def sandboxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandboxes]:
     assert processes() == []
 
 
+@pytest.fixture
+def in_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandboxes]:
+    """Those that run tasks without a fork."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    sandboxes = Sandboxes("tests.sandbox.greedy", "in_place")
+    yield sandboxes
+    sandboxes.close()
+
+
 def processes() -> list[psutil.Process]:
     return [p for p in psutil.Process().children() if "tests.sandbox.greedy" in p.cmdline()]
 
@@ -52,6 +61,27 @@ def test_what_takes_too_much_ends_alone(sandboxes: Sandboxes, asked: str, why: s
     (before,) = processes()
     assert isinstance(outcome(sandboxes, "nothing"), str)
     assert processes() == [before]
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [("memory", "memory"), ("native memory", "memory"), ("cpu", "timeout"), ("output", "memory")],
+)
+def test_what_takes_too_much_in_place_is_named(in_place: Sandboxes, asked: str, why: str) -> None:
+    assert outcome(in_place, asked) == Died(why)  # type: ignore[arg-type]
+    assert outcome(in_place, "nothing") == "nothing"
+
+
+def test_a_process_in_place_stays(in_place: Sandboxes) -> None:
+    """A limit of CPU time is of one task, and a process that crashes is an error of ours."""
+    pid = outcome(in_place, "pid")
+    for _ in range(100):
+        assert outcome(in_place, "pid") == pid
+    with pytest.raises(SandboxFailed):
+        outcome(in_place, "crash")
+    with pytest.raises(SandboxFailed):
+        outcome(in_place, "file")
+    assert outcome(in_place, "pid") != pid
 
 
 def test_what_waits_too_long_ends(sandboxes: Sandboxes) -> None:

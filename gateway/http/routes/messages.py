@@ -36,7 +36,7 @@ async def count_message_tokens(
     target, tokenizer = await tokenizer_of(request, neutral.model)
     check_tools(neutral.tools, neutral.tool_choice, neutral.dropped)
     check_template_arguments(neutral.template_arguments)
-    tokens, change = await tokenizer.encode_chat(
+    tokens, change, _ = await tokenizer.encode_chat(
         neutral.conversation,
         domain=request.user.cache_domain,
         template=target.chat_template(),

@@ -49,7 +49,7 @@ async def tokenize(
         )
         check_tools(conversation.tools)
         check_template_arguments(conversation.template_arguments)
-        tokens, change = await tokenizer.encode_chat(
+        tokens, change, _ = await tokenizer.encode_chat(
             conversation,
             domain=request.user.cache_domain,
             template=target.chat_template(),

@@ -12,9 +12,7 @@ import openai
 import pytest
 
 from gateway.dispatch.sequence import sampling_params
-from gateway.exceptions import InvalidRequest
 from gateway.request import Request
-from gateway.text.chat_template import CompiledTemplates
 from gateway.text.tokenizer import SamplingDefaults
 from store.records import CatalogSnapshot, GenerationDefaults, ServingData
 from tests.gateway.scripts import say, spelled
@@ -205,19 +203,3 @@ def test_the_cards_show_it_to_those_who_may_use_it(service: Service, client: ope
         shown = other.models.retrieve("support-bot").model_dump()["adapter"]
         assert (shown["stop"], shown["metadata"], shown["has_chat_template"]) == ([], {}, False)
         assert "OPS-1" not in other.models.with_raw_response.list().text
-
-
-async def test_what_is_no_template_is_refused() -> None:
-    templates = CompiledTemplates({})
-    for _ in range(2):
-        with pytest.raises(InvalidRequest, match="not valid"):
-            await templates.get("{% if %}")
-
-
-async def test_few_templates_are_kept() -> None:
-    templates = CompiledTemplates({}, capacity=2)
-    first, second = await templates.get("1"), await templates.get("2")
-    assert await templates.get("1") is first
-    await templates.get("3")
-    assert await templates.get("1") is first
-    assert await templates.get("2") is not second

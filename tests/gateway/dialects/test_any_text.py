@@ -24,6 +24,7 @@ from gateway.text.detokenizer import TokenBytes
 from gateway.text.long_texts import LongTexts
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.parser import Part
+from gateway.text.template_process import TemplateProcesses
 from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import make_tokenizer
 from tests.gateway.dialects.test_all_dialects import LENGTH_FIELD, post
@@ -95,7 +96,7 @@ def answers(draw: st.DrawFn) -> tuple[AnswerForm, str]:
 def spelled(tmp_path_factory: pytest.TempPathFactory) -> TokenBytes:
     folder = tmp_path_factory.mktemp("tiny")
     make_tokenizer(folder)
-    return ModelTokenizer(folder, LongTexts()).spelling.all
+    return ModelTokenizer(folder, LongTexts(), TemplateProcesses()).spelling.all
 
 
 @given(answers(), st.sampled_from(ODD_SCHEMAS), st.integers(1, 40), st.booleans(), st.booleans())

@@ -22,6 +22,7 @@ from gateway.http.request import MAX_BODY_BYTES, decode_request
 from gateway.http.routes.tokens import MAX_TEXT_BYTES, MIN_COUNTED
 from gateway.limits.bounds import MAX_DEPTH, MAX_REQUEST_TOKENS, check_nested
 from gateway.text.long_texts import LongTexts
+from gateway.text.template_process import TemplateProcesses
 from gateway.text.tokenizer import ModelTokenizer
 from store.records import ApiKey, ServedVersion, Tenant
 from tests.doubles import make_tokenizer
@@ -75,7 +76,7 @@ def test_a_text_of_more_tokens_is_not_tokenised(service: Service) -> None:
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     folder = tmp_path_factory.mktemp("model")
     make_tokenizer(folder)
-    return ModelTokenizer(folder, LongTexts())
+    return ModelTokenizer(folder, LongTexts(), TemplateProcesses())
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from gateway.text.detokenizer import Spelling, UnsupportedDecoder
 from gateway.text.long_texts import LongTexts
+from gateway.text.template_process import TemplateProcesses
 from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import make_tokenizer
 
@@ -37,21 +38,21 @@ def byte_fallback_tokenizer(folder: Path, *, strip: bool) -> None:
 def byte_level(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     folder = tmp_path_factory.mktemp("byte-level")
     make_tokenizer(folder)
-    return ModelTokenizer(folder, LongTexts())
+    return ModelTokenizer(folder, LongTexts(), TemplateProcesses())
 
 
 @pytest.fixture(scope="module")
 def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     folder = tmp_path_factory.mktemp("byte-fallback")
     byte_fallback_tokenizer(folder, strip=False)
-    return ModelTokenizer(folder, LongTexts())
+    return ModelTokenizer(folder, LongTexts(), TemplateProcesses())
 
 
 @pytest.fixture(scope="module")
 def stripping(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     folder = tmp_path_factory.mktemp("stripping")
     byte_fallback_tokenizer(folder, strip=True)
-    return ModelTokenizer(folder, LongTexts())
+    return ModelTokenizer(folder, LongTexts(), TemplateProcesses())
 
 
 def in_pieces(tokenizer: ModelTokenizer, tokens: list[int], cuts: list[int], skip: bool) -> str:

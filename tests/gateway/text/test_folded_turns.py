@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from gateway.exceptions import InvalidRequest
 from gateway.request import Conversation, MadeCall, Message, Tool
 from gateway.text.chat_template import FOLDED_TURNS, HIDDEN_TURNS, ChatTemplate, Rendered
-from gateway.text.template_budget import steps_for
 from tests.gateway.text.agent_turns import (
     BRIEF,
     CALLED,
@@ -53,8 +52,7 @@ KNOWS_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %
 
 
 def render(source: str, conversation: Conversation) -> Rendered:
-    steps = steps_for(len(conversation.messages), conversation.num_chars)
-    return ChatTemplate(source, SPECIAL).render(conversation, steps=steps)
+    return ChatTemplate(source, SPECIAL).render(conversation)
 
 
 @pytest.mark.parametrize("path", FAMILIES, ids=[path.stem for path in FAMILIES])
@@ -201,8 +199,7 @@ def any_conversation(rng: random.Random) -> Conversation:
 def test_every_instruction_and_result_is_in_the_prompt(name: str, seed: int) -> None:
     template = compiled(LOSING[name] if name in LOSING else FAMILIES_BY_NAME[name].read_text())
     conversation = any_conversation(random.Random(seed))
-    steps = steps_for(len(conversation.messages), conversation.num_chars)
-    text, change = template.render(conversation, steps=steps)
+    text, change = template.render(conversation)
     for message in conversation.messages:
         assert message.role == "assistant" or message.content in text
     for tool in conversation.tools:
@@ -217,7 +214,7 @@ def compiled(source: str) -> ChatTemplate:
 
 def test_a_text_that_occurs_elsewhere_by_chance_does_not_count() -> None:
     turns = [Message("system", "No"), Message("user", "Nothing 4"), DONE, Message("user", "4")]
-    text, change = compiled(LOSING["user"]).render(Conversation(turns), steps=1 << 16)
+    text, change = compiled(LOSING["user"]).render(Conversation(turns))
     assert change == FOLDED_TURNS and text == "[user No\n\nNothing 4][user 4]"
 
 
@@ -230,18 +227,18 @@ def test_a_long_conversation_that_is_shown_is_rendered_once() -> None:
     """Whether a template shows turns is found out once for conversations of a kind."""
     template = compiled(FAMILIES_BY_NAME["qwen3"].read_text())
     turns = [BRIEF, *[TASK, DONE] * 3, TASK]
-    template.render(Conversation(turns), steps=1 << 20)
+    template.render(Conversation(turns))
     num_renders = 0
     prompt = template._prompt
 
-    def count(conversation: Conversation, steps: int) -> str:
+    def count(conversation: Conversation) -> str:
         nonlocal num_renders
         num_renders += 1
-        return prompt(conversation, steps)
+        return prompt(conversation)
 
     template._prompt = count  # pyright: ignore[reportAttributeAccessIssue]
     for length in range(4, 40):
-        template.render(Conversation([BRIEF, *[TASK, DONE] * length, TASK]), steps=1 << 20)
+        template.render(Conversation([BRIEF, *[TASK, DONE] * length, TASK]))
     assert num_renders == 36
 
 

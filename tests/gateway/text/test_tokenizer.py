@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest, TokenizerUnavailable
 from gateway.request import Conversation, Message
-from gateway.text.chat_template import CompiledTemplates
 from gateway.text.long_texts import LongTexts
+from gateway.text.template_process import TemplateProcesses
 from gateway.text.tokenizer import ModelTokenizer, Tokenizers
 from tests.doubles import make_tokenizer
 from tests.gateway.service import Service
@@ -71,12 +71,12 @@ async def test_ids_are_those_of_transformers(
     if adds_bos:
         add_bos(folder / "tokenizer.json")
     oracle = AutoTokenizer.from_pretrained(folder)
-    tokenizer = ModelTokenizer(folder, LongTexts())
+    tokenizer = ModelTokenizer(folder, LongTexts(), TemplateProcesses())
     for has_specials in (True, False):
         assert await tokenizer.encode_many(TEXTS, domain="", add_special_tokens=has_specials) == [
             oracle.encode(text, add_special_tokens=has_specials) for text in TEXTS
         ]
-    tokens, change = await tokenizer.encode_chat(CONVERSATION, domain="")
+    tokens, change, _ = await tokenizer.encode_chat(CONVERSATION, domain="")
     assert not change and tokens == oracle.apply_chat_template(
         CHAT, add_generation_prompt=True, tokenize=True, return_dict=False
     )
@@ -93,8 +93,10 @@ async def test_templates_render_as_in_transformers(
     else:
         folder = changed(tmp_path, chat_template=template)
     oracle = AutoTokenizer.from_pretrained(folder)
-    rendered = await ModelTokenizer(folder, LongTexts()).render(CONVERSATION, domain="")
-    assert rendered.text == oracle.apply_chat_template(
+    rendered = await ModelTokenizer(folder, LongTexts(), TemplateProcesses()).render(
+        CONVERSATION, domain=""
+    )
+    assert rendered.rendered.text == oracle.apply_chat_template(
         CHAT, add_generation_prompt=True, tokenize=False
     )
 
@@ -106,13 +108,14 @@ async def test_templates_render_as_in_transformers(
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
         "{{ messages[0].content.format.__globals__.x }}",
-        "{% set ns = namespace() %}{% set ns._private = 1 %}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
         "{{ nothing.at.all }}",
     ],
 )
 async def test_what_a_template_may_not_do(tmp_path: Path, template: str) -> None:
-    tokenizer = ModelTokenizer(changed(tmp_path, chat_template=template), LongTexts())
+    tokenizer = ModelTokenizer(
+        changed(tmp_path, chat_template=template), LongTexts(), TemplateProcesses()
+    )
     with pytest.raises(InvalidRequest) as refusal:
         await tokenizer.render(CONVERSATION, domain="")
     assert refusal.value.param == "messages"
@@ -125,25 +128,30 @@ async def test_what_a_template_may_not_do(tmp_path: Path, template: str) -> None
         "{% for a in [1] %}" * 22 + "x" + "{% endfor %}" * 22,
         "{{ " + "+".join(["1"] * 1500) + " }}",
         "{{ " + "9" * 5000 + " }}",
-        "{{ 1" + "0" * 30 + " }}",
         "{{ '\\N{no such character}' }}",
     ],
-    ids=["a break outside of loops", "too many loops", "too deep", "digits", "bits", "escape"],
+    ids=["a break outside of loops", "too many loops", "too deep", "digits", "escape"],
 )
-async def test_a_template_that_does_not_compile_is_refused(template: str) -> None:
-    with pytest.raises(InvalidRequest, match="not valid"):
-        await CompiledTemplates({}).get(template)
+async def test_a_template_that_does_not_compile_is_refused(
+    tmp_path: Path, processes: TemplateProcesses, template: str
+) -> None:
+    tokenizer = ModelTokenizer(changed(tmp_path, chat_template=None), LongTexts(), processes)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="not valid"):
+            await tokenizer.render(CONVERSATION, domain="", template=template)
 
 
 async def test_a_model_without_template_does_not_chat(tmp_path: Path) -> None:
-    tokenizer = ModelTokenizer(changed(tmp_path, chat_template=None), LongTexts())
+    tokenizer = ModelTokenizer(
+        changed(tmp_path, chat_template=None), LongTexts(), TemplateProcesses()
+    )
     with pytest.raises(InvalidRequest, match="no chat template"):
         await tokenizer.render(CONVERSATION, domain="")
 
 
 async def test_a_text_that_must_have_too_many_tokens_is_refused(tmp_path: Path) -> None:
     """The longest token is <|im_start|>; one of so many more characters is not read."""
-    tokenizer = ModelTokenizer(changed(tmp_path), LongTexts())
+    tokenizer = ModelTokenizer(changed(tmp_path), LongTexts(), TemplateProcesses())
     turns = "<|im_start|>" * 5
     (tokens,) = await tokenizer.encode_many([turns], domain="", max_tokens=5)
     assert len(tokens) == 5
@@ -160,7 +168,7 @@ def test_sampling_defaults_of_the_model(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text(
         json.dumps({"temperature": 0.6, "top_k": 20, "eos_token_id": [257], "do_sample": True})
     )
-    defaults = ModelTokenizer(folder, LongTexts()).defaults
+    defaults = ModelTokenizer(folder, LongTexts(), TemplateProcesses()).defaults
     assert (defaults.temperature, defaults.top_k, defaults.top_p) == (0.6, 20, None)
 
 

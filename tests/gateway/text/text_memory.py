@@ -18,6 +18,7 @@ from gateway.dispatch.prompts import encode_prompts
 from gateway.exceptions import InvalidRequest
 from gateway.request import Message, Pair, Request, Truncation
 from gateway.text.long_texts import LongTexts
+from gateway.text.template_process import TemplateProcesses
 from gateway.text.tokenizer import ModelTokenizer
 from store.records import ApiKey, Tenant
 from tests.gateway.service import Keys, snapshot
@@ -83,7 +84,7 @@ def reset() -> None:
 
 def main(folder: str, name: str) -> None:
     """Prints the outcome, the bytes that were taken, and the CPU time in seconds."""
-    tokenizer = ModelTokenizer(Path(folder), LongTexts())
+    tokenizer = ModelTokenizer(Path(folder), LongTexts(), TemplateProcesses())
     view = CatalogView(snapshot(Keys().records, max_model_len=CONTEXT))
     tenant = Tenant(id="ten_acme", name="acme")
     target = view.resolve(tenant, "tiny")

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from adapters.store.folder import LocalStore
 from gateway.text.long_texts import LongTexts
+from gateway.text.template_process import TemplateProcesses
 from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import CHAT_TEMPLATE, make_model
 from tests.stored import kept
@@ -207,7 +208,7 @@ def test_the_pooling_of_sentence_transformers_is_kept(
     write_pooling(source, {"include_prompt": True, **modes, f"pooling_mode_{mode}": True})
     folder = tmp_path / "models" / import_model(source, LocalStore(tmp_path))
     assert json.loads((folder / "pooling.json").read_text()) == {"pooling": pooling}
-    assert ModelTokenizer(folder, LongTexts()).pooling == pooling
+    assert ModelTokenizer(folder, LongTexts(), TemplateProcesses()).pooling == pooling
 
 
 @pytest.mark.parametrize(
