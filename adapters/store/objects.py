@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 
@@ -168,8 +168,7 @@ class ObjectStore:
         """Removes files that no index entry names, and parts of unfinished uploads. Files and
         uploads that are younger than `max_age_s` seconds stay."""
         before = datetime.now(UTC) - timedelta(seconds=max_age_s)
-        kinds: tuple[Kind, ...] = ("adapters", "models")
-        for kind in kinds:
+        for kind in get_args(Kind):
             self._sweep_files(kind, before)
         self._bucket.discard_uploads(self._prefix, before)
 

@@ -41,9 +41,8 @@ def open_store(
 
         bucket = open_bucket(scheme, name)
     except ImportError as error:
-        raise ValueError(
-            f"{location}: this store needs {error.name}: {install_command(scheme)}"
-        ) from error
+        needed = f"{error.name}: {install_command(scheme)}"
+        raise ValueError(f"{location}: this store needs {needed}") from error
     except ValueError as error:
         raise ValueError(f"{location}: {error}") from error
     return ObjectStore(
