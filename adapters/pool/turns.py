@@ -107,8 +107,10 @@ class AdapterTurns:
         if digest in self._asked or not self._may_start(digest):
             return Loading()
         may_ask = len(self._asked) < (MAX_ASKED if tenant in self._askers else MAX_ASKERS)
-        may_load = may_ask and (self._may_load(digest) or self._goes_first(turn))
-        if not may_load and self._missing_bytes(ref) != 0:
+        if (
+            not (may_ask and self._may_load(digest, turn.account.charge))
+            and self._missing_bytes(ref) != 0
+        ):
             return Loading()
         # The newest step's requests are first, in the policy's order.
         answer = acquire(turn.tenant, (-self._now, len(self._asked)))
@@ -130,23 +132,19 @@ class AdapterTurns:
         self._lacking.pop(digest, None)
         self._victims.pop(digest, None)
 
-    def _may_load(self, digest: str) -> bool:
+    def _may_load(self, digest: str, charge: Charge) -> bool:
         """Whether the adapter may be loaded. While there are victims, only their starving adapters
-        may be loaded. While sequences must free pages, only adapters that lack room may."""
+        may be loaded, and those of tenants that were charged less than theirs. While sequences must
+        free pages, only adapters that lack room may."""
         if self.lacks_pages:
             return digest in self._lacking
-        return not self._victims or digest in self._victims
+        return not self._victims or digest in self._victims or charge < self._charged_least
 
     def _may_start(self, digest: str) -> bool:
         """Whether a sequence with this adapter may start."""
         if self.lacks_pages:
             return digest in self._lacking
         return digest not in self._victims.values()
-
-    def _goes_first(self, turn: AdapterTurn) -> bool:
-        """Whether the sequence's adapter may be loaded although others starve, because its tenant
-        was charged less than theirs."""
-        return not self.lacks_pages and turn.account.charge < self._charged_least
 
     def _choose_victims(self, starving: list[Lack], uses: list[AdapterUse]) -> None:
         in_use: dict[str, tuple[Charge, int]] = {}

@@ -230,11 +230,7 @@ class Simulation:
         self.runner = runner(self.clock, self.slots)
         self.ring = StepRing()
         info = ModelInfo("model", "m", 4096)
-        self.report = EngineReport(
-            *(info, self.scheduler, self.kv),
-            self.pool,  # pyright: ignore[reportArgumentType]
-            self.ring,
-        )
+        self.report = EngineReport(info.name, self.scheduler, self.ring)
         self.observer = observe(self.report)
         self.engine = Engine(
             info,

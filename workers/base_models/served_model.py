@@ -18,6 +18,7 @@ from workers.execution.model_runner import ModelRunner
 from workers.execution.step_input import Runner
 from workers.models.loading import LoadedModel
 from workers.models.plan import ModelPlan
+from workers.observe.status import model_status
 from workers.verification.adapter_verifier import ModelInstance
 from workers.wire.protocol import ModelStatus
 
@@ -91,7 +92,7 @@ class ServedModel(ModelInstance):
         """Returns the model's status. Called with the memory lock held."""
         state = self.state
         return msgspec.structs.replace(
-            self.report.status(),
+            model_status(self.engine, self.pool, self.report),
             tier="loading" if state.tier == "gathering" else state.tier,
             num_bytes=self.num_bytes,
             num_swaps=state.num_swaps,

@@ -158,11 +158,9 @@ class FairnessPolicy:
         elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.CONSTRAINT):
             # An adapter, prefix or constraint that is not ready blocks only its sequence.
             tenant.num_passed += 1
-        elif (
-            reason is not BlockReason.MODEL
-            and sequence.is_waiting
-            and self.over_share.includes(tenant)
-        ):
+        elif reason is BlockReason.MODEL or not sequence.is_waiting:
+            self._closed_by = reason
+        elif self.over_share.includes(tenant):
             self.over_share.is_closed = True
         else:
             self._closed_by = reason
@@ -204,9 +202,8 @@ class FairnessPolicy:
         )
 
     def _charge(self, tenant: TenantQueue, cost: float) -> None:
-        if cost:
-            self.queue.charge(tenant, cost)
-            self.over_share.record(tenant, cost)
+        self.queue.charge(tenant, cost)
+        self.over_share.record(tenant, cost)
 
     def _is_closed_to(self, tenant: TenantQueue) -> bool:
         return self._closed_by is not None or self.over_share.is_closed_to(tenant)

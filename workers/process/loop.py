@@ -10,6 +10,7 @@ from typing import assert_never
 
 from workers.base_models.served_models import ServedModels
 from workers.execution.engine import Engine, Event
+from workers.observe.status import cached_pages, check_integrity
 from workers.process.device_scheduler import DeviceScheduler
 from workers.process.inbox import EngineCommand, Inbox
 from workers.process.outbox import frames
@@ -241,7 +242,7 @@ class WorkerLoop:
         if self._clock() >= self._next_pages_s or not self.has_work:
             self._next_pages_s = self._clock() + PAGES_PERIOD_S
             models = self._served.models.values()
-            pages = [pages for model in models for pages in model.report.cached_pages()]
+            pages = [pages for model in models for pages in cached_pages(model.engine)]
             self._deliver_some([(0, each) for each in pages])
 
     def _probe(self, connection: int, probe: Probe) -> None:
@@ -274,7 +275,7 @@ class WorkerLoop:
         if not self.has_work and self._clock() >= self._next_check_s:
             self._next_check_s = self._clock() + INTEGRITY_PERIOD_S
             for model in self._served.models.values():
-                model.report.check_integrity()
+                check_integrity(model.engine, model.pool, model.report)
 
     def _submit(self, connection: int, request: Generate, received_s: float) -> None:
         if self.is_draining:

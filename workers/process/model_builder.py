@@ -154,7 +154,7 @@ class ModelBuilder:
             adapter_layout=loader.layout.version,
             cache_layout=f"{self.ops.name}:{config.dtype}",
         )
-        report = EngineReport(info, scheduler, kv, pool, self.ring)
+        report = EngineReport(name, scheduler, self.ring)
         constraints = RequestConstraints(plan.spec.vocab_size, grammars)
         limits = RequestLimits(
             plan.max_model_len,

@@ -98,6 +98,12 @@ class Scheduler:
         return len(self.waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens that are neither computed nor known to be cached."""
+        num_begun = sum(s.num_uncomputed for s in self.running if s.is_prefilling)
+        return self.policy.status.num_tokens + num_begun
+
+    @property
     def first_waiting(self) -> Sequence | None:
         """Sequence that has waited longest, or None if no sequence waits."""
         return next(iter(self.waiting), None)
@@ -170,7 +176,9 @@ class Scheduler:
         num_tokens, num_attended = schedule.num_tokens, schedule.num_attended
         if 2 * schedule.num_prefill_tokens > num_tokens:
             self.kv.idle.record_prefill(num_tokens, seconds)
-        self.policy.record_step(num_tokens, num_attended, seconds, ended_s - self._counted_s)
+        if any(item.sequence.connection >= 0 for item in schedule.items):
+            # A step of the warm-up may compile kernels.
+            self.policy.record_step(num_tokens, num_attended, seconds, ended_s - self._counted_s)
         self._counted_s = ended_s
 
     def write_tokens(self, sequence: Sequence, num_tokens: int) -> None:

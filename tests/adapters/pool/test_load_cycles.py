@@ -27,6 +27,7 @@ from tests.memory.holder import num_placements
 from tests.scale import scaled
 from tests.workers.driver import store_adapter
 from tests.workers.process.test_worker import Setup
+from workers.observe.status import check_integrity
 from workers.process.build import Worker
 from workers.verification.adapter_verifier import ModelInstance
 from workers.wire.protocol import (
@@ -133,7 +134,7 @@ def refs(setup: Setup) -> list[AdapterRef]:
 
 
 def prove(instance: ModelInstance) -> None:
-    instance.report.check_integrity()
+    check_integrity(instance.engine, instance.pool, instance.report)
     assert instance.report.num_integrity_failures == 0
     on_host = sum(
         entry.num_bytes for entry in instance.pool.entries.values() if entry.tier == "host"

@@ -18,6 +18,7 @@ from tests.workers.simulation import Simulation, StubPool, TokenCount, generate,
 from tests.workers.simulator import END, VOCAB, Late, SimulatedRunner, alone
 from tests.workers.waiting import fair_policy, waiting_of
 from workers.execution.step_input import PendingStep, SequenceResult, StepInput, StepOutput
+from workers.observe.status import cached_pages
 from workers.wire.protocol import (
     ErrorCode,
     FinishReason,
@@ -119,7 +120,7 @@ def test_a_row_for_nothing_leaves_no_trace(seed: int) -> None:
         cache = simulation.kv.prefix_cache
         told = {
             pages.added[at : at + 8]
-            for pages in simulation.report.cached_pages()
+            for pages in cached_pages(simulation.engine)
             for at in range(0, len(pages.added), 8)
         }
         counts = simulation.num_counted, simulation.kv.idle.num_pages, account.charge[1]

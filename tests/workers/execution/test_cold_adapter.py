@@ -66,7 +66,7 @@ class Box:
         )
         slots.scheduler = self.scheduler
         info = ModelInfo("model", "m", 4096)
-        report = EngineReport(info, self.scheduler, house.kv, house.pool, StepRing())
+        report = EngineReport(info.name, self.scheduler, StepRing())
         engine = Engine(
             info,
             self.scheduler,

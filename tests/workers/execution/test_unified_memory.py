@@ -101,7 +101,7 @@ class Box:
             info,
             self.scheduler,
             SimulatedRunner(house, slots, SECONDS_PER_TOKEN),  # pyright: ignore
-            EngineReport(info, self.scheduler, kv, pool, self.ring),
+            EngineReport(info.name, self.scheduler, self.ring),
             Unconstrained(),
             RequestLimits(4096, kv.num_total, VOCAB, frozenset()),
             clock=lambda: house.now,

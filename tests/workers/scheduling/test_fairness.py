@@ -419,7 +419,7 @@ def test_tokens_are_on_time_beside_long_prompts(service_class: ServiceClass) -> 
     (sequence,) = market.scheduler.running
     longest_s, begin_s = 0.0, market.clock.now
     while stream.id not in market.ended:
-        if market.report.num_waiting_tokens < 3000:
+        if market.scheduler.num_waiting_tokens < 3000:
             market.offer(ask(rng, "b", 3000, 1, service_class=service_class))
         next_s, before_s = due_s(sequence), market.clock.now
         market.step()

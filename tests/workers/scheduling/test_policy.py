@@ -93,7 +93,7 @@ def test_sequences_end_as_alone_under_preemption(simulation: Simulation) -> None
     simulation.run()
     assert simulation.scheduler.num_preemptions > 0
     assert_equals_alone(simulation, requests)
-    assert simulation.scheduler.num_waiting == simulation.report.num_waiting_tokens == 0
+    assert simulation.scheduler.num_waiting == simulation.scheduler.num_waiting_tokens == 0
     assert not list(simulation.scheduler.policy.in_turn(Schedule()))
     simulation.assert_at_rest()
 

@@ -377,7 +377,7 @@ def test_an_idle_loop_finds_a_page_without_a_holder(caplog: pytest.LogCaptureFix
     reports = SimpleQueue[int]()
 
     def status(_: bool, __: int) -> Any:
-        reports.put(simulation.report.status().num_integrity_failures)
+        reports.put(simulation.report.num_integrity_failures)
 
     loop = make_loop(simulation.instance, simulation.kv.lock, simulation.clock, status=status)
     assert simulation.kv.pool.allocate(1)
@@ -470,10 +470,10 @@ def test_waiting_tokens_are_those_of_prompts_that_are_not_computed() -> None:
     seen: list[int] = []
     for number, length in enumerate([150, 20]):
         simulation.submit(generate(number, prompt_of(rng, length), 40))
-        seen.append(simulation.report.status().num_waiting_tokens)
+        seen.append(simulation.scheduler.num_waiting_tokens)
     for _ in range(3):
         simulation.step()
-        seen.append(simulation.report.status().num_waiting_tokens)
+        seen.append(simulation.scheduler.num_waiting_tokens)
     assert seen == [150, 170, 106, 42, 20]
 
 

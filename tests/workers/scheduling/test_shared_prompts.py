@@ -59,10 +59,10 @@ def test_cached_prompts_are_accepted(count: int, ending: int) -> None:
     for request in choices(rng, first, count, ending=ending):
         market.offer(request)
     assert not market.failed
-    assert market.report.num_waiting_tokens <= count * (ending + 2 * PAGE_TOKENS)
+    assert market.scheduler.num_waiting_tokens <= count * (ending + 2 * PAGE_TOKENS)
     finish(market)
     assert len(market.ended) == count + 1
-    assert market.report.num_waiting_tokens == 0
+    assert market.scheduler.num_waiting_tokens == 0
 
 
 @pytest.mark.parametrize("num_prompts", [1, 2])
@@ -75,10 +75,10 @@ def test_choices_of_a_prompt_count_once(num_prompts: int, count: int) -> None:
             market.offer(request)
     assert not market.failed
     num_left = num_prompts * count * 2 * PAGE_TOKENS
-    assert market.report.num_waiting_tokens <= num_prompts * NUM_TOKENS + num_left
+    assert market.scheduler.num_waiting_tokens <= num_prompts * NUM_TOKENS + num_left
     finish(market)
     assert len(market.ended) == num_prompts * count
-    assert market.report.num_waiting_tokens == 0
+    assert market.scheduler.num_waiting_tokens == 0
 
 
 def test_prompts_that_are_computed_are_refused_after_many_that_were_cached() -> None:
@@ -112,10 +112,10 @@ def test_a_choice_counts_whole_once_the_one_that_it_waited_for_has_gone() -> Non
         market.offer(request)
     for number, request in enumerate(requests):
         num_left = len(requests) - number
-        tokens = market.report.num_waiting_tokens
+        tokens = market.scheduler.num_waiting_tokens
         assert NUM_TOKENS <= tokens <= NUM_TOKENS + num_left * 2 * PAGE_TOKENS
         market.engine.abort(0, request.id)
-    assert market.report.num_waiting_tokens == 0
+    assert market.scheduler.num_waiting_tokens == 0
 
 
 def test_scores_and_other_tenants_share_nothing() -> None:
@@ -127,7 +127,7 @@ def test_scores_and_other_tenants_share_nothing() -> None:
     params = msgspec.structs.replace(scored.params, prompt_logprobs=0)
     market.offer(msgspec.structs.replace(scored, params=params))
     market.offer(msgspec.structs.replace(other, tenant="u", cache_domain="u"))
-    assert market.report.num_waiting_tokens == 1200
+    assert market.scheduler.num_waiting_tokens == 1200
 
 
 def test_a_refused_prompt_that_is_not_cached_costs_one_key(
