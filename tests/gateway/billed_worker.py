@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.gateway.scripted import DIGEST, LAYOUT
+from tests.scripted_worker import DIGEST, LAYOUT
 from tests.workers.simulation import Simulation, StubPool
 from tests.workers.simulator import VOCAB, FakeClock, Late, Slots
 from workers.execution.engine import Event

@@ -11,9 +11,9 @@ import pytest
 from gateway.text.template_process import TemplateProcesses
 from store.database import EVERYTHING, Database
 from tests.gateway.live import Live
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.service import Service, make_store
 from tests.postgres import fresh_database
+from tests.scripted_worker import ScriptedWorker
 
 REPORT_INTERVAL_S = 0.1
 

@@ -26,8 +26,8 @@ from tests.doubles import make_tokenizer
 from tests.gateway.pepper import PEPPER
 from tests.gateway.process import GatewayProcess, Options
 from tests.postgres import server
+from tests.scripted_worker import Reply, Script, ScriptedWorker
 from tests.serving import serving
-from tests.stub_worker import Reply, Script, StubWorker
 from web.body_budget import BodyBudget
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import Generate
@@ -47,7 +47,7 @@ class Live:
 
     def __init__(self, database: Database, folder: Path, script: Script = answer) -> None:
         self.database = database
-        self.worker = StubWorker(f"unix:{folder / 'worker.sock'}", [BASE.digest], script)
+        self.worker = ScriptedWorker(f"unix:{folder / 'worker.sock'}", [BASE.digest], script)
         self.tenant_id = ""
         self.key = ""
         self.wal = folder / "spool"

@@ -19,9 +19,9 @@ import msgspec
 from loraplex.cli import cli
 from tests.admin.http.test_openapi import DOCUMENT
 from tests.gateway.dialects.cases import GETS, HEADERS, HI, PATHS, RAW, cases
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import Script, say, spelled
 from tests.gateway.service import Service
+from tests.scripted_worker import ScriptedWorker
 from tools.source_tree import ROOT
 from workers.wire.client import WorkerFailed
 from workers.wire.protocol import ErrorCode, Generate, SamplingParams, SequenceOutput

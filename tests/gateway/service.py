@@ -32,7 +32,7 @@ from store.records import (
 )
 from tests.doubles import SIZES, make_tokenizer
 from tests.gateway.pepper import PEPPER
-from tests.gateway.scripted import DIGEST, MAX_MODEL_LEN, ScriptedWorker
+from tests.scripted_worker import DIGEST, MAX_MODEL_LEN, ScriptedWorker
 from web.held_answer import SLOW_CLIENT_S, AnswerBudget
 from web.server import bind, make_server
 
@@ -165,9 +165,12 @@ class Service:
             **{"failover_wait_s": 0.3, **config},
         )
         self.loop = uvloop.new_event_loop()
-        self.worker = ScriptedWorker()
+        self.worker = ScriptedWorker(reports=False)
         self.workers = [self.worker]
-        self.workers += [ScriptedWorker(f"scripted-{chr(97 + i)}") for i in range(1, num_workers)]
+        self.workers += [
+            ScriptedWorker(instance_id=f"scripted-{chr(97 + i)}", reports=False)
+            for i in range(1, num_workers)
+        ]
         self.listener = bind("127.0.0.1", 0)
         self.port: int = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

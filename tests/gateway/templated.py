@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
-from tests.gateway.scripted import DIGEST, LAYOUT
 from tests.gateway.service import Service, make_store, snapshot
+from tests.scripted_worker import DIGEST, LAYOUT
 from workers.wire.protocol import ModelInfo
 
 QWEN3 = Path(__file__).parent / "text/templates/qwen3.jinja"

@@ -10,9 +10,9 @@ from typing import Any
 
 import openai
 
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
 from tests.gateway.service import Service
+from tests.scripted_worker import ScriptedWorker
 from tools.source_tree import ROOT
 
 MAX_CHAT_FILES = 53

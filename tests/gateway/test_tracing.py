@@ -18,10 +18,10 @@ import msgspec
 import pytest
 
 from gateway.tracing import MAX_KEPT_PER_S, Tracing
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import Script, endless, ids, say, silence
 from tests.gateway.service import Service
 from tests.otlp_receiver import SERVER, OtlpReceiver, ReceivedSpan
+from tests.scripted_worker import ScriptedWorker
 from tests.tracing import CLIENT_SPAN, SLOW_S, TRACE_ID, traced
 from tools.source_tree import ROOT
 from workers.wire.client import WorkerFailed
@@ -260,14 +260,14 @@ def test_going_on_at_another_worker_is_an_event_of_the_one_trace(
     (event,) = [event for event in request.events if event.name in ("retry", "resume")]
     assert event.name == ("resume" if num_before else "retry")
     assert event.attributes == {
-        "loraplex.worker.from": first.name,
-        "loraplex.worker.to": second.name,
+        "loraplex.worker.from": first.instance_id,
+        "loraplex.worker.to": second.instance_id,
         "error.type": "draining",
         "loraplex.tokens_resumed": num_before,
     }
     assert request.start_ns <= event.time_ns <= request.end_ns
-    assert by_name(spans)["decode"].attributes["loraplex.worker"] == second.name
-    assert_says(request, {"loraplex.outcome": "completed", "loraplex.worker": second.name})
+    assert by_name(spans)["decode"].attributes["loraplex.worker"] == second.instance_id
+    assert_says(request, {"loraplex.outcome": "completed", "loraplex.worker": second.instance_id})
     assert not any(span.is_error for span in spans)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from loraplex.box.worker_process import run_worker
 from loraplex.roles.registration import registered
 from tests.adapters.files import BASE
-from tests.stub_worker import Reply, StubWorker
+from tests.scripted_worker import Reply, ScriptedWorker
 
 
 async def main() -> int:
@@ -32,7 +32,9 @@ async def main() -> int:
             assert "LORAPLEX_DATABASE_URL" not in os.environ
             ending = asyncio.Event()
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
-            stub = StubWorker(address, [BASE.digest], lambda _: Reply([65]), instance_id=worker_id)
+            stub = ScriptedWorker(
+                address, [BASE.digest], lambda _: Reply([65]), instance_id=worker_id
+            )
             async with stub:
                 await ending.wait()
             return 7

@@ -15,9 +15,9 @@ from gateway.catalog.catalog import Catalog
 from gateway.catalog.view import CatalogView
 from gateway.exceptions import ModelNotFound
 from store.records import Tenant
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
 from tests.gateway.service import THEN, FedSource, Service, snapshot
+from tests.scripted_worker import ScriptedWorker
 
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
 ACME = Tenant(id="ten_acme", name="acme")

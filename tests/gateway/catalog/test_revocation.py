@@ -24,7 +24,7 @@ from tests.gateway.pepper import PEPPER
 from tests.gateway.process import GatewayProcess
 from tests.proxy import PostgresProxy, Way
 from tests.scale import scaled
-from tests.stub_worker import Reply
+from tests.scripted_worker import Reply
 
 pytestmark = pytest.mark.full
 

@@ -17,7 +17,7 @@ async def faults(live: Live) -> dict[tuple[str, str], tuple[str, str]]:
 
 async def test_faults_come_change_and_go(live: Live) -> None:
     async def are(wanted: dict[str, tuple[str, str]]) -> bool:
-        return await faults(live) == {("stub", digit): said for digit, said in wanted.items()}
+        return await faults(live) == {("scripted", digit): said for digit, said in wanted.items()}
 
     async with live.worker, live.gateway():
         live.worker.adapters = [status("a"), status("b", "corrupt", "one"), status("c", "gone", "")]
@@ -34,7 +34,7 @@ async def test_faults_come_change_and_go(live: Live) -> None:
 async def test_nothing_is_left_of_workers_that_were_replaced(live: Live) -> None:
     """Whoever wrote it: an earlier gateway may have."""
     async with live.database.transaction() as connection:
-        for worker, digit in (("worker-of-old", "a"), ("stub", "b"), ("stub", "c")):
+        for worker, digit in (("worker-of-old", "a"), ("scripted", "b"), ("scripted", "c")):
             await connection.execute(
                 "INSERT INTO adapter_faults (digest, worker, code, message)"
                 " VALUES ($1, $2, 'corrupt', '')",
@@ -43,7 +43,7 @@ async def test_nothing_is_left_of_workers_that_were_replaced(live: Live) -> None
     live.worker.adapters = [status("c", "corrupt")]
 
     async def only_what_is_so() -> bool:
-        return await faults(live) == {("stub", "c"): ("corrupt", "")}
+        return await faults(live) == {("scripted", "c"): ("corrupt", "")}
 
     async with live.worker, live.gateway() as served:
         await eventually(lambda: served.gateway.fleet.why_not_serving() is None)

@@ -20,7 +20,7 @@ from store.database import EVERYTHING, Database
 from store.queries import sql
 from store.records import Alias, CanaryPolicy
 from tests.gateway.live import Live, Served, answer, eventually
-from tests.stub_worker import Reply
+from tests.scripted_worker import Reply
 from workers.wire.protocol import ErrorCode, Generate
 
 POLICY = CanaryPolicy(window_s=60, min_requests=10, max_error_rate=0.1, max_ttft_ratio=2.0)

@@ -8,7 +8,7 @@ from typing import Any
 from admin.adapters import aliases, retirement
 from tests.admin.lifecycle import add
 from tests.gateway.live import Live, eventually
-from tests.stub_worker import Reply
+from tests.scripted_worker import Reply
 from workers.wire.protocol import Generate
 
 

@@ -16,7 +16,7 @@ from store.periodic import in_background
 from tests.admin.lifecycle import DIGITS, add, claim, prove
 from tests.gateway.live import Live, eventually
 from tests.proxy import PostgresProxy
-from tests.stub_worker import LAYOUT, proved
+from tests.scripted_worker import LAYOUT, proved
 from workers.wire.protocol import Probe, ProbeResult
 
 
@@ -42,8 +42,8 @@ async def test_what_is_uploaded_is_proved_and_served(live: Live) -> None:
     (proof,) = await live.fetch("SELECT * FROM adapter_proofs")
     checksum = hashlib.sha256(("a" * 64).encode()).hexdigest()
     assert (proof["digest"], proof["layout"], proof["checksum"]) == ("a" * 64, LAYOUT, checksum)
-    assert (proof["fingerprint"]["tokens"], proof["worker"]) == ([1], "stub")
-    sent = live.worker.received[-1].adapter
+    assert (proof["fingerprint"]["tokens"], proof["worker"]) == ([1], "scripted")
+    sent = live.worker.requests[-1].adapter
     assert sent is not None and (sent.name, sent.checksum) == ("bot@1", checksum)
 
 

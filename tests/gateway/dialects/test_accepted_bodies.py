@@ -19,9 +19,9 @@ from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.exceptions import InvalidRequest
 from gateway.http.request import decode_request
 from gateway.request import AllowedTools, NamedTool, Request, ThoughtBudget
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service
+from tests.scripted_worker import ScriptedWorker
 from web.decoding import decoder_of
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]

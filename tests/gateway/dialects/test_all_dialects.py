@@ -10,10 +10,10 @@ import httpx
 import openai
 import pytest
 
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service
 from tests.gateway.templated import templated_service
+from tests.scripted_worker import ScriptedWorker
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -29,12 +29,12 @@ from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import make_tokenizer
 from tests.gateway.dialects.test_all_dialects import LENGTH_FIELD, post
 from tests.gateway.dialects.test_all_dialects import service as service
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
 from tests.gateway.service import Service
 from tests.gateway.text.odd_schemas import ODD_SCHEMAS
 from tests.gateway.text.test_parsers import FORMATS, write
 from tests.scale import scaled
+from tests.scripted_worker import ScriptedWorker
 from workers.wire.protocol import SamplingParams, TokenLogprobs
 
 EXAMPLES = scaled(300, 20_000)

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import endless, ids, say
 from tests.gateway.service import Service
+from tests.scripted_worker import ScriptedWorker
 from workers.wire.protocol import Generate, SequenceOutput
 
 HELLO = [{"role": "user", "content": "Hi"}]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.gateway.dialects.test_embeddings import unit, vector
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import embed, ids
 from tests.gateway.service import Service
+from tests.scripted_worker import ScriptedWorker
 from workers.wire.protocol import OutputKind
 
 TEXTS = ["Where is it?", "It is late."]

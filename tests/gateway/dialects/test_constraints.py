@@ -8,8 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
+from tests.scripted_worker import ScriptedWorker
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from gateway.dispatch.generation import MAX_AT_ONCE
 from gateway.metering.segments import read_frames
 from gateway.metering.usage import Status, UsageRecord
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import embed, ids, vector_of
 from tests.gateway.service import Service
+from tests.scripted_worker import ScriptedWorker
 from workers.wire.client import WorkerFailed
 from workers.wire.protocol import (
     ErrorCode,

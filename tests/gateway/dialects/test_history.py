@@ -22,10 +22,10 @@ from gateway.dialects.messages_fields import MessagesRequest
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
 from tests.gateway.dialects.test_all_dialects import CALL, THOUGHT, ask
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service
 from tests.gateway.templated import templated_service
+from tests.scripted_worker import ScriptedWorker
 
 ASKED: dict[str, Any] = {"role": "user", "content": "And now?"}
 

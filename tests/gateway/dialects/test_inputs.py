@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from tests.gateway.dialects.test_relevance_scores import longest_is_best
-from tests.gateway.scripted import DIGEST, LAYOUT
 from tests.gateway.scripts import embed, say, spelled
 from tests.gateway.service import Service, make_store, snapshot
+from tests.scripted_worker import DIGEST, LAYOUT
 from workers.wire.protocol import ModelInfo
 
 LENGTH = 1024

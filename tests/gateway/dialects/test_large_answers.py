@@ -30,9 +30,9 @@ from gateway.limits.bounds import (
     check_answer,
 )
 from gateway.text.parsers.parser import Text
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import ids, say
 from tests.gateway.service import Service
+from tests.scripted_worker import ScriptedWorker
 
 NUM_TOP = 20
 SCORED_AT_ONCE = SCORES_AT_ONCE // (NUM_TOP + 1)

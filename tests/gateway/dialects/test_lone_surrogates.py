@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service
 from tests.gateway.templated import templated_service
+from tests.scripted_worker import ScriptedWorker
 from web.lone_surrogates import replace_lone_surrogates
 
 HALF = "cut \ud83d"

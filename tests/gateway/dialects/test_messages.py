@@ -14,9 +14,9 @@ import pytest
 
 from gateway.dialects.messages import Messages
 from gateway.dialects.messages_fields import MessagesRequest
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import endless, silence
 from tests.gateway.service import Service
+from tests.scripted_worker import ScriptedWorker
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": HELLO}

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gateway.request import INSTRUCTION, JUDGE
-from tests.gateway.scripted import DIGEST, LAYOUT
 from tests.gateway.scripts import ids, spelled
 from tests.gateway.service import Service, snapshot
+from tests.scripted_worker import DIGEST, LAYOUT
 from workers.wire.protocol import (
     FinishReason,
     Generate,

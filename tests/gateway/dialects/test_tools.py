@@ -11,10 +11,10 @@ import pytest
 
 from examples import agent
 from tests.gateway.dialects.test_tool_prompts import WEATHER
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service
 from tests.gateway.templated import templated_service
+from tests.scripted_worker import ScriptedWorker
 from workers.wire.protocol import Generate, SequenceOutput
 
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}

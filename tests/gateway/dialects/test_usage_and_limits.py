@@ -14,7 +14,7 @@ from tests.gateway.limits.test_quotas import limited
 from tests.gateway.live import Live, Served
 from tests.gateway.metering.test_usage import rows
 from tests.otlp_receiver import SERVER, OtlpReceiver
-from tests.stub_worker import Reply
+from tests.scripted_worker import Reply
 from tests.tracing import traced
 from workers.wire.protocol import Generate
 
@@ -82,11 +82,11 @@ async def asked_of_all(live: Live, served: Served) -> AsyncIterator[Asked]:
     """Every metered route once, and once more as a stream if it has one."""
     for route in METERED.values():
         for is_streamed in (False, True)[: 2 if route.num_generated else 1]:
-            before = len(live.worker.received)
+            before = len(live.worker.requests)
             options = {"stream": True} if is_streamed else {}
             answer = await ask(served, route, **options)
             assert answer.status_code == 200, answer.text
-            yield Asked(route, answer, live.worker.received[before:], is_streamed)
+            yield Asked(route, answer, live.worker.requests[before:], is_streamed)
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ async def test_too_many_tokens(live: Live, limit: str, code: str) -> None:
         assert answer.headers["x-should-retry"] == "false"
         assert "It can never be served" in error_of(route, answer)["message"]
     assert [answer.status_code for answer in free] == [200] * len(FREE)
-    assert not live.worker.received
+    assert not live.worker.requests
 
 
 async def test_refusals_name_what_is_wrong(live: Live) -> None:
@@ -227,4 +227,4 @@ async def test_refusals_name_what_is_wrong(live: Live) -> None:
             )
             assert keyless.status_code == 401
             assert error_of(route, keyless)["type"] in ("authentication_error", "auth")
-    assert not live.worker.received and not await live.fetch("SELECT 1 FROM usage")
+    assert not live.worker.requests and not await live.fetch("SELECT 1 FROM usage")

@@ -16,8 +16,8 @@ from benchmarks.fleet_simulator import PREFILL_TOKENS_PER_S, Clock, Machine, Req
 from gateway.dispatch.fleet import Fleet
 from gateway.dispatch.routing import Work
 from tests.gateway.dispatch.test_failover import Trio
-from tests.gateway.scripted import DIGEST
 from tests.gateway.scripts import say
+from tests.scripted_worker import DIGEST
 from workers.wire.prefix_index import Prefix, PrefixIndex
 from workers.wire.protocol import OLDEST_VERSION, ModelInfo, ModelStatus, WorkerStatus
 

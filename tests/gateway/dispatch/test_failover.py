@@ -18,9 +18,9 @@ import pytest
 
 from gateway.dispatch.failover import FLOOR, FullQueues
 from tests.gateway.dispatch.test_fleet import SEVEN, catalog, serve
-from tests.gateway.scripted import DIGEST, MAX_MODEL_LEN, ScriptedWorker
 from tests.gateway.scripts import IM_END, Script, ids, say, silence
 from tests.gateway.service import Service
+from tests.scripted_worker import DIGEST, MAX_MODEL_LEN, ScriptedWorker
 from workers.wire.client import WorkerFailed
 from workers.wire.protocol import (
     ErrorCode,
@@ -143,12 +143,14 @@ def test_before_its_first_token_a_request_is_sent_again(
     )
     assert resent == first
     (line,) = [record for record in caplog.records if record.message == "answered"]
-    assert line.__dict__["worker"] == second.name
+    assert line.__dict__["worker"] == second.instance_id
     assert line.__dict__["request_id"] == found.headers["x-request-id"]
-    moved = f"{found.headers['x-request-id']} moved to worker {second.name}"
+    moved = f"{found.headers['x-request-id']} moved to worker {second.instance_id}"
     assert moved in caplog.messages
     if not stream:
-        assert found.headers["loraplex-worker"] == lost.name, "it was told when it was chosen"
+        assert found.headers["loraplex-worker"] == lost.instance_id, (
+            "it was told when it was chosen"
+        )
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -16,9 +16,9 @@ from gateway.dispatch.fleet import NONE_SERVES
 from gateway.dispatch.routing import Work
 from gateway.exceptions import NoWorker
 from store.records import AdapterProof, CatalogSnapshot
-from tests.gateway.scripted import DIGEST, LAYOUT, ScriptedWorker
 from tests.gateway.scripts import ids
 from tests.gateway.service import Service, snapshot
+from tests.scripted_worker import DIGEST, LAYOUT, ScriptedWorker
 from workers.wire.protocol import (
     UNSATISFIABLE,
     AdapterStatus,

@@ -15,7 +15,7 @@ from gateway.dispatch.routing import Work
 from gateway.exceptions import NoWorker
 from memory.page_key import PAGE_TOKENS
 from tests.gateway.live import eventually
-from tests.stub_worker import Reply, StubWorker
+from tests.scripted_worker import Reply, ScriptedWorker
 from workers.wire.client import WorkerClient
 from workers.wire.prefix_index import Prefix, changed_pages
 from workers.wire.protocol import (
@@ -32,7 +32,7 @@ MODEL = "m"
 
 
 class House:
-    def __init__(self, workers: list[StubWorker], clients: list[WorkerClient]) -> None:
+    def __init__(self, workers: list[ScriptedWorker], clients: list[WorkerClient]) -> None:
         self.workers = workers
         self.clients = clients
         self.fleet = Fleet(clients, rng=random.Random(7))
@@ -63,7 +63,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         workers = [
             await stack.enter_async_context(
-                StubWorker(f"unix:{tmp_path}/{i}", [MODEL], lambda _: Reply([1]))
+                ScriptedWorker(f"unix:{tmp_path}/{i}", [MODEL], lambda _: Reply([1]))
             )
             for i in range(3)
         ]
@@ -151,7 +151,7 @@ async def test_an_address_that_has_never_answered_is_absent_and_not_lost(tmp_pat
         client, nobody = WorkerClient(f"unix:{tmp_path}/w"), WorkerClient(f"unix:{tmp_path}/none")
         fleet = Fleet([client, nobody])
         running = [tasks.create_task(each.run()) for each in (client, nobody)]
-        async with StubWorker(client.address, [MODEL], lambda _: Reply([1])):
+        async with ScriptedWorker(client.address, [MODEL], lambda _: Reply([1])):
             await eventually(lambda: fleet.states()["ready"] == 1)
             assert fleet.states() | {"ready": 0} == dict.fromkeys(fleet.states(), 0) | {"absent": 1}
         await eventually(lambda: fleet.states()["lost"] == 1)

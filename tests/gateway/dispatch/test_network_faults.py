@@ -21,7 +21,7 @@ from tests.gateway.live import Live, Served, eventually
 from tests.outcome import End, Outcome, complete
 from tests.proxy import FAULTS, TOWARDS, Proxy, Toward, Way
 from tests.scale import IS_FULL, scaled
-from tests.stub_worker import Reply, StubWorker
+from tests.scripted_worker import Reply, ScriptedWorker
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import AdapterRef, Generate
 from workers.wire.transport.base import Security
@@ -58,7 +58,7 @@ class Site:
     """A gateway and two workers, each behind a proxy."""
 
     def __init__(
-        self, served: Served, key: str, workers: list[StubWorker], proxies: list[Proxy]
+        self, served: Served, key: str, workers: list[ScriptedWorker], proxies: list[Proxy]
     ) -> None:
         self.workers = workers
         self.proxies = proxies
@@ -137,11 +137,11 @@ class Site:
 @asynccontextmanager
 async def site(live: Live, name: str) -> AsyncIterator[Site]:
     async with AsyncExitStack() as stack:
-        workers: list[StubWorker] = []
+        workers: list[ScriptedWorker] = []
         proxies: list[Proxy] = []
         for number in range(2):
             address = f"unix:{live.folder / name}-{number}"
-            worker = StubWorker(address, [BASE.digest], scripted, STEP_S)
+            worker = ScriptedWorker(address, [BASE.digest], scripted, STEP_S)
             worker.instance_id = f"{name}-{number}"
             workers.append(await stack.enter_async_context(worker))
             proxy = Proxy("tcp://127.0.0.1:0", address)
@@ -222,10 +222,10 @@ async def test_who_was_cut_off_from_two_workers_did_not_kill_them(live: Live) ->
         for worker in place.workers:
             worker.script = slow
         asking = asyncio.create_task(place.ask())
-        await eventually(lambda: any(worker.received for worker in place.workers))
-        first, second = sorted((0, 1), key=lambda i: not place.workers[i].received)
+        await eventually(lambda: any(worker.requests for worker in place.workers))
+        first, second = sorted((0, 1), key=lambda i: not place.workers[i].requests)
         async with place.proxies[first].closed():
-            await eventually(lambda: place.workers[second].received)
+            await eventually(lambda: place.workers[second].requests)
             async with place.proxies[second].closed():
                 await asyncio.sleep(0.1)
         assert (await asking).end is End.FINISHED

@@ -13,7 +13,7 @@ from store.queries import sql
 from tests.adapters.files import BASE
 from tests.gateway.conftest import REPORT_INTERVAL_S
 from tests.gateway.live import Live, Served, answer, eventually
-from tests.stub_worker import Reply, StubWorker
+from tests.scripted_worker import Reply, ScriptedWorker
 from workers.wire.protocol import DesiredModel, Generate, ServiceClass
 from workers.wire.transport.base import Security
 
@@ -25,12 +25,12 @@ def endless(_: Generate) -> Reply:
     return Reply([65], never_ends=True)
 
 
-def stub(live: Live, name: str) -> StubWorker:
+def stub(live: Live, name: str) -> ScriptedWorker:
     address = f"unix:{live.folder / name}.sock"
-    return StubWorker(address, [BASE.digest], answer, instance_id=name)
+    return ScriptedWorker(address, [BASE.digest], answer, instance_id=name)
 
 
-async def register(live: Live, worker: StubWorker) -> None:
+async def register(live: Live, worker: ScriptedWorker) -> None:
     await register_worker(live.database, worker.instance_id, worker.address, LEASE_S)
 
 
@@ -173,7 +173,7 @@ async def test_one_drain_reaches_a_worker_of_several_gateways(live: Live) -> Non
 async def test_a_worker_that_drains_by_itself_is_left_to_it(live: Live) -> None:
     """Nobody has said that it should not."""
     async with live.worker, live.gateway() as served:
-        await eventually(lambda: connected(served) == {"stub"})
+        await eventually(lambda: connected(served) == {"scripted"})
         live.worker.is_draining = True
         live.worker.report()
         await eventually(lambda: not ready(served))
@@ -197,7 +197,7 @@ async def said(live: Live, worker_id: str, draining: bool) -> bool:
 
 async def test_statuses_are_reported_as_they_come(live: Live) -> None:
     async with live.worker, live.gateway("gw-1"), live.gateway("gw-2"):
-        await eventually(lambda: status(live, "stub"))
+        await eventually(lambda: status(live, "scripted"))
         (row,) = await live.fetch("SELECT * FROM workers")
         assert (row["address"], row["leased_until"]) == (live.worker.address, None)
         assert row["reported_by"] in ("gw-1", "gw-2")
@@ -242,12 +242,12 @@ async def test_workers_hear_which_models_are_wanted(live: Live) -> None:
 async def test_a_tenants_weight_and_class_go_with_its_requests(live: Live) -> None:
     async with live.worker, live.gateway() as served:
         assert await served.serves("tiny")
-        request = live.worker.received[-1]
+        request = live.worker.requests[-1]
         assert (request.weight, request.service_class) == (1, ServiceClass.STANDARD)
         row = {"weight": 7, "class": "interactive"}
         await live.limit(**row)  # pyright: ignore[reportArgumentType]
         newest = await generation(live.database)
         await eventually(lambda: served.gateway.catalog.current.generation >= newest)
         assert await served.serves("tiny")
-        request = live.worker.received[-1]
+        request = live.worker.requests[-1]
         assert (request.weight, request.service_class) == (7, ServiceClass.INTERACTIVE)

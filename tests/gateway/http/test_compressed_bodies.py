@@ -11,9 +11,9 @@ import httpx
 import pytest
 import zstandard
 
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
 from tests.gateway.service import Service
+from tests.scripted_worker import ScriptedWorker
 
 CODERS: dict[str, Any] = {
     "gzip": gzip.compress,

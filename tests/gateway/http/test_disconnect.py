@@ -18,9 +18,9 @@ import pytest
 
 from gateway.dispatch.generation import Generation
 from gateway.http.streaming import Client
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import endless, ids, say, silence
 from tests.gateway.service import Service
+from tests.scripted_worker import ScriptedWorker
 from workers.wire.client import WorkerFailed
 from workers.wire.protocol import ErrorCode, FinishReason, Generate, SequenceOutput
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.gateway.live import Live, Served
-from tests.stub_worker import Reply
+from tests.scripted_worker import Reply
 from workers.wire.protocol import ErrorCode, Generate
 
 NUM_REQUESTS = 20

@@ -12,9 +12,9 @@ import pytest
 
 from tests.gateway import recorded
 from tests.gateway.dialects.cases import cases
-from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
 from tests.gateway.service import MAX_MODEL_LEN, Service
+from tests.scripted_worker import ScriptedWorker
 
 HELLO = [{"role": "user", "content": "Hi"}]
 CHAT_PATH = "/v1/chat/completions"

@@ -26,9 +26,9 @@ from gateway.text.template_process import TemplateProcesses
 from gateway.text.tokenizer import ModelTokenizer
 from store.records import ApiKey, ServedVersion, Tenant
 from tests.doubles import make_tokenizer
-from tests.gateway.scripted import MAX_MODEL_LEN
 from tests.gateway.scripts import say
 from tests.gateway.service import THEN, Keys, Service, snapshot
+from tests.scripted_worker import MAX_MODEL_LEN
 
 CONTEXT = 16_000
 NUM_PROMPTS = MAX_REQUEST_TOKENS // CONTEXT

@@ -18,7 +18,7 @@ from store.database import EVERYTHING, Database
 from tests.gateway.live import Live, eventually
 from tests.postgres import fresh_database
 from tests.scale import IS_FULL, scaled
-from tests.stub_worker import Reply
+from tests.scripted_worker import Reply
 from workers.wire.protocol import Generate
 
 pytestmark = pytest.mark.full

@@ -17,7 +17,7 @@ from store.records import TENANT_SCOPES
 from tests.adapters.files import BASE
 from tests.gateway.live import Live, Served, answer, eventually
 from tests.gateway.pepper import PEPPER
-from tests.stub_worker import Reply, StubWorker
+from tests.scripted_worker import Reply, ScriptedWorker
 from workers.wire.protocol import AdapterStatus, Generate
 
 PROMPT_TOKENS = 2
@@ -222,7 +222,8 @@ async def test_who_is_refused_has_no_adapters_fetched_ahead(live: Live) -> None:
         await eventually(lambda: served.serves("bot@6"))
         assert await served.serves("bot@5")
     assert codes == [200] + [429] * 5
-    assert live.worker.prefetched == [str(number) * 64 for number in (1, 2, 5)]
+    prefetched = [adapter.digest for adapter in live.worker.prefetched]
+    assert prefetched == [str(number) * 64 for number in (1, 2, 5)]
 
 
 @pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute"])
@@ -240,7 +241,9 @@ async def test_a_long_prompt_is_not_read_of_a_tenant_that_has_nothing_left(
 
 async def test_who_is_refused_makes_no_worker_look_busy(live: Live) -> None:
     """What is sent nowhere sends nobody away from the worker that has his adapter."""
-    other = StubWorker(f"unix:{live.folder}/other.sock", [BASE.digest], answer, instance_id="other")
+    other = ScriptedWorker(
+        f"unix:{live.folder}/other.sock", [BASE.digest], answer, instance_id="other"
+    )
     other.adapters = [AdapterStatus("a" * 64, "device", 1 << 20, 0, False)]
     await live.make_ready("a")
     async with live.database.transaction() as connection:
@@ -257,7 +260,7 @@ async def test_who_is_refused_makes_no_worker_look_busy(live: Live) -> None:
         at.client.headers["authorization"] = f"Bearer {text}"
         assert await at.serves("bot")
     assert {each.status_code for each in refused} == {429}
-    assert (len(live.worker.received), len(other.received)) == (0, 1)
+    assert (len(live.worker.requests), len(other.requests)) == (0, 1)
 
 
 async def test_no_limits_no_headers(live: Live) -> None:

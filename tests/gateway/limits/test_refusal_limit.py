@@ -34,7 +34,7 @@ from tests.gateway.limits.test_quotas import limited
 from tests.gateway.limits.test_request_charge import CALLS, ON_WORKER, call
 from tests.gateway.live import Live, Served, eventually
 from tests.gateway.pepper import PEPPER
-from tests.stub_worker import Reply
+from tests.scripted_worker import Reply
 from web.body_budget import BodyBudget
 from workers.wire.protocol import ErrorCode
 
@@ -180,13 +180,13 @@ async def test_whatever_a_request_is_refused_for_after_it_is_read_counts(
             await limited(live, served, **limits)
         refused = [await served.client.post(PATH, content=body) for _ in range(MANY)]
         assert [answer.status_code for answer in refused] == [status] * MANY
-        num_received = len(live.worker.received)
+        num_received = len(live.worker.requests)
         # Nothing of the body is sent, and the answer comes all the same.
         async with posting(served, live.key, PATH, 9 * MIB) as request:
             answered, head, error = await request.answer()
         assert (answered, error["code"]) == (429, "too_many_refusals")  # type: ignore[index]
         assert b"retry-after: " in head and b"x-should-retry" not in head
-        assert len(live.worker.received) == num_received
+        assert len(live.worker.requests) == num_received
         live.worker.script = lambda _: Reply([65])
         answer = await served.client.post(PATH, content=BODY, headers=others)
         assert answer.status_code == 200

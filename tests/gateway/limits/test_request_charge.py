@@ -13,7 +13,7 @@ from gateway.app import ROUTES
 from tests.gateway.http.test_bodies import posting
 from tests.gateway.limits.test_quotas import limited
 from tests.gateway.live import Live, Served, eventually
-from tests.stub_worker import Reply
+from tests.scripted_worker import Reply
 from web.guards import public
 from workers.wire.protocol import ErrorCode
 

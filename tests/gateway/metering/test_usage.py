@@ -20,7 +20,7 @@ from gateway.metering.usage_loader import AT_ONCE, FIRST_PAUSE_S, UsageLoader
 from gateway.metering.wal import WriteAheadLog
 from store.queries import sql
 from tests.gateway.live import Live, Served, eventually
-from tests.stub_worker import Reply
+from tests.scripted_worker import Reply
 from workers.wire.protocol import ErrorCode, Generate
 
 SECRET = "correct horse battery staple"

@@ -21,7 +21,7 @@ from store.database import EVERYTHING, Database
 from tests.gateway.live import Live
 from tests.postgres import own_server
 from tests.scale import scaled
-from tests.stub_worker import Reply
+from tests.scripted_worker import Reply
 from workers.wire.protocol import Generate
 
 pytestmark = pytest.mark.full

@@ -15,8 +15,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from tests.gateway.conftest import dsn, live
 from tests.gateway.live import Live, eventually
+from tests.scripted_worker import Reply
 from tests.stack import ROOT
-from tests.stub_worker import Reply
 from tests.terminal import CTRL_C, CTRL_D, UP, Terminal, terminal
 from workers.wire.protocol import Generate
 
@@ -58,7 +58,7 @@ class Room:
 
     @property
     def heard(self) -> str:
-        return text_of(self.worker.received[-1])
+        return text_of(self.worker.requests[-1])
 
     def chat(self, *arguments: str, columns: int = 80) -> AbstractAsyncContextManager[Terminal]:
         return terminal("chat", *arguments, environment=self.environment, columns=columns)
@@ -120,7 +120,7 @@ async def test_a_session_on_a_terminal(room: Room) -> None:
         await screen.read_until("tiny, a base model")
         screen.type("three\n")
         await screen.read_until("heard 2")
-        assert room.worker.received[-1].adapter is None
+        assert room.worker.requests[-1].adapter is None
 
         screen.type("/what\n")
         await screen.read_until("there is no command /what; /help")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.handles import Handle
 from tests.proxy import Proxy, Way, everything
-from tests.stub_worker import LAYOUT, Reply, Script, StubWorker, proved
+from tests.scripted_worker import LAYOUT, Reply, Script, ScriptedWorker, proved
 from workers.wire.client import Silence, WorkerClient, WorkerFailed
 from workers.wire.protocol import (
     MAX_FRAME_BYTES,
@@ -75,9 +75,11 @@ async def running(address: str) -> AsyncIterator[WorkerClient]:
 
 
 @contextlib.asynccontextmanager
-async def pair(tmp_path: Path, script: Script) -> AsyncIterator[tuple[StubWorker, WorkerClient]]:
+async def pair(
+    tmp_path: Path, script: Script
+) -> AsyncIterator[tuple[ScriptedWorker, WorkerClient]]:
     async with (
-        StubWorker(f"unix:{tmp_path}/w", ["m"], script) as worker,
+        ScriptedWorker(f"unix:{tmp_path}/w", ["m"], script) as worker,
         running(worker.address) as client,
     ):
         yield worker, client
@@ -89,13 +91,13 @@ async def collect(handle: Handle) -> list[int]:
 
 async def test_many_requests_at_once_each_get_their_own_tokens(tmp_path: Path) -> None:
     async with pair(tmp_path, echo) as (worker, client):
-        assert list(client.models) == ["m"] and client.instance_id == "stub"
+        assert list(client.models) == ["m"] and client.instance_id == "scripted"
         prompts = [[number] * (number % 5 + 1) for number in range(1, 60)]
         handles = [Handle(client, request(prompt)) for prompt in prompts]
         assert client.num_open == len(prompts)
         assert await asyncio.gather(*map(collect, handles)) == prompts
         assert client.num_open == 0 and not worker.aborted
-        assert len({each.id for each in worker.received}) == len(prompts)
+        assert len({each.id for each in worker.requests}) == len(prompts)
 
 
 async def test_the_last_output_has_the_finish_reason_and_then_iteration_ends(
@@ -122,7 +124,7 @@ async def test_cancel_frees_the_sequence_ends_the_iteration_and_may_be_called_tw
         handle.cancel()
         assert set(await waiting) <= {5}
         await until(lambda: worker.num_running == 1)
-        assert worker.aborted == [handle.id] and client.num_open == 1
+        assert [each.id for each in worker.aborted] == [handle.id] and client.num_open == 1
         assert (await anext(other)).tokens == [6]
         other.cancel()
         await until(lambda: worker.num_running == 0)
@@ -143,7 +145,7 @@ async def test_a_lost_worker_fails_all_that_is_open_and_is_found_again(tmp_path:
     def script(asked: Generate) -> Reply:
         return Reply([1, 2], hangs_up=True) if asked.tokens == [9] else forever(asked)
 
-    worker = StubWorker(f"unix:{tmp_path}/w", ["m"], script)
+    worker = ScriptedWorker(f"unix:{tmp_path}/w", ["m"], script)
     async with contextlib.AsyncExitStack() as stack:
         async with worker:
             client = await stack.enter_async_context(running(worker.address))
@@ -170,7 +172,7 @@ async def test_status_and_drain_change_readiness(tmp_path: Path) -> None:
         client.prefetch("m", AdapterRef("sha256:1"))
         client.drain()
         await until(lambda: not client.is_ready)
-        assert worker.prefetched == ["sha256:1"] and client.status is not None
+        assert worker.prefetched[0].digest == "sha256:1" and client.status is not None
         async with running_late(worker.address) as late:
             await until(lambda: late.status is not None)
             assert not late.is_ready, "a new gateway hears of the drain at once"
@@ -208,7 +210,7 @@ async def test_what_is_wanted_is_said_again_after_a_reconnect(tmp_path: Path) ->
     def wanted(generation: int) -> Desired:
         return Desired(generation, [Pin("m", AdapterRef("0" * 64))])
 
-    worker = StubWorker(f"unix:{tmp_path}/w", ["m"], echo)
+    worker = ScriptedWorker(f"unix:{tmp_path}/w", ["m"], echo)
     async with contextlib.AsyncExitStack() as stack:
         async with worker:
             client = await stack.enter_async_context(running(worker.address))
@@ -303,7 +305,7 @@ async def test_an_engine_that_hangs_in_a_step_is_as_silent(tmp_path: Path) -> No
 
 async def test_a_worker_that_is_not_reached_is_as_silent_though_it_pulses(tmp_path: Path) -> None:
     async with (
-        StubWorker(f"unix:{tmp_path}/w", ["m"], echo) as worker,
+        ScriptedWorker(f"unix:{tmp_path}/w", ["m"], echo) as worker,
         Proxy(f"unix:{tmp_path}/p", worker.address) as proxy,
         running(proxy.address) as client,
     ):
