@@ -37,11 +37,8 @@ class BlockTable:
         """Makes `num_pages` pages free for `grow`, evicting idle items that may be evicted for the
         tenant. Returns False if too few can be freed. num_beside: number of additional pages to
         free for other sequences."""
-        return self._kv.source.make_room(
-            *(self._kv.idle, self.tenant, num_pages),
-            num_beside=num_beside,
-            is_first=self._is_first,
-        )
+        asked = self._kv.idle, self.tenant, num_pages, num_beside
+        return self._kv.source.make_room(*asked, is_first=self._is_first)
 
     def may_displace(self, other: BlockTable) -> bool:
         """Whether idle pages of the table `other` could be evicted for this table."""

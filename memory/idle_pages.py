@@ -34,6 +34,19 @@ class CachedPage:
     """Recent times at which a sequence that had used the page was the last to release it."""
 
 
+@dataclass(slots=True)
+class _OfAccount:
+    """Idle pages of one account. order: the one that turned idle first is first. aside: pages that
+    were first, but can be evicted only after pages of other accounts."""
+
+    order: OrderedDict[CachedPage, None] = field(default_factory=OrderedDict[CachedPage, None])
+    aside: dict[CachedPage, None] = field(default_factory=dict[CachedPage, None])
+
+    @property
+    def pages(self) -> list[CachedPage]:
+        return [*self.order, *self.aside]
+
+
 class IdlePages:
     """Pages of a prefix cache that no sequence uses, and that may therefore be evicted, by account
     and least recently used first.
@@ -50,9 +63,8 @@ class IdlePages:
         self.num_pages = 0
         self._clock = clock
         self._forget = forget
-        self._of_account: defaultdict[str, OrderedDict[CachedPage, None]] = defaultdict(OrderedDict)
-        """Idle pages by account, the one that turned idle first is first. Accounts without idle
-        pages have no entry."""
+        self._of_account: defaultdict[str, _OfAccount] = defaultdict(_OfAccount)
+        """Idle pages by account. Accounts without idle pages have no entry."""
         self._in_extent: defaultdict[int, dict[CachedPage, None]] = defaultdict(dict)
         self._uses: defaultdict[int, Reuse] = defaultdict(Reuse)
         """Sum of the last uses of the idle pages of each extent."""
@@ -81,12 +93,20 @@ class IdlePages:
 
     def num_of(self, account: str) -> int:
         """Returns the number of the account's idle pages."""
-        return len(self._of_account.get(account, ()))
+        own = self._of_account.get(account, _OfAccount())
+        return len(own.order) + len(own.aside)
 
     def oldest(self, account: str) -> CachedPage | None:
         """Returns the account's least recently used page that no other cached page follows. Returns
         None if there is none, because all are followed by pages of other accounts."""
-        return next((page for page in self._of_account.get(account, ()) if not page.children), None)
+        own = self._of_account.get(account, _OfAccount())
+        while own.order:
+            page = next(iter(own.order))
+            if not page.children:
+                return page
+            del own.order[page]
+            own.aside[page] = None
+        return None
 
     def add(self, page: CachedPage, now: float, *, was_used: bool) -> None:
         """Adds a page that its last sequence has released. was_used: whether this sequence used the
@@ -94,7 +114,7 @@ class IdlePages:
         page.is_idle = True
         page.uses.note(now, float(was_used))
         self.num_pages += 1
-        self._of_account[page.account][page] = None
+        self._of_account[page.account].order[page] = None
         extent = self.pool.extent_of(page.id)
         self._in_extent[extent][page] = None
         self._uses[extent].note(now, page.uses.count)
@@ -103,9 +123,9 @@ class IdlePages:
         """Removes a page that is used again or evicted."""
         page.is_idle = False
         self.num_pages -= 1
-        pages = self._of_account[page.account]
-        del pages[page]
-        if not pages:
+        own = self._of_account[page.account]
+        del (own.aside if page in own.aside else own.order)[page]
+        if not (own.order or own.aside):
             del self._of_account[page.account]
         extent = self.pool.extent_of(page.id)
         del self._in_extent[extent][page]
@@ -119,6 +139,13 @@ class IdlePages:
         require(not page.children, f"page {page.id} is evicted before the pages after it")
         self.remove(page, self._clock())
         self._forget(page)
+        parent = page.parent
+        if parent is not None and not parent.children and parent.is_idle:
+            own = self._of_account[parent.account]
+            if parent in own.aside:
+                del own.aside[parent]
+                own.order[parent] = None
+                own.order.move_to_end(parent, last=False)
 
     def evict_each(self, pages: Iterable[CachedPage]) -> None:
         """Evicts the pages, all of which must be idle, and all their descendants."""
@@ -126,7 +153,7 @@ class IdlePages:
             self.evict(page)
 
     def evict_all(self) -> None:
-        self.evict_each([page for pages in self._of_account.values() for page in pages])
+        self.evict_each([page for own in self._of_account.values() for page in own.pages])
 
     def drainable(self) -> Mapping[int, float]:
         """Returns the extents whose used pages are all idle, with the cost of evicting these pages.
@@ -153,19 +180,17 @@ class IdlePages:
 
     def check_integrity(self, idle: set[CachedPage]) -> None:
         """Raises IntegrityError unless exactly the pages in `idle` are filed by account and by
-        extent, and each page is after the pages that follow it in a sequence."""
-        for filed in (self._of_account, self._in_extent):
-            pages = [page for each in filed.values() for page in each]
+        extent."""
+        for filed in ([own.pages for own in self._of_account.values()], self._in_extent.values()):
+            pages = [page for each in filed for page in each]
             require(
                 set(pages) == idle and len(pages) == len(idle) == self.num_pages,
                 f"{len(idle)} pages are idle, {len(pages)} filed, {self.num_pages} counted",
             )
-        for account, pages in self._of_account.items():
+        for account, each in self._of_account.items():
+            pages = each.pages
             require(all(page.account == account for page in pages), f"not all of {account!r}")
-            place = {page: number for number, page in enumerate(pages)}
-            for page in pages:
-                own = [place[child] for child in page.children if child in place]
-                require(all(each < place[page] for each in own), "a page precedes its children")
+            require(all(page.children for page in each.aside), "a page without children is aside")
         for extent, pages in self._in_extent.items():
             own = all(self.pool.extent_of(page.id) == extent for page in pages)
             require(own, f"a page is not in extent {extent}")

@@ -19,13 +19,7 @@ class PageSource(Protocol):
         ...
 
     def make_room(
-        self,
-        idle: IdlePages,
-        tenant: Tenant,
-        num_pages: int,
-        *,
-        num_beside: int = 0,
-        is_first: bool = False,
+        self, idle: IdlePages, tenant: Tenant, num_pages: int, num_beside: int, *, is_first: bool
     ) -> bool:
         """Evicts items until `num_pages` + `num_beside` pages are free in the page pool of one
         cache. Returns False if too few pages can be freed for the tenant. idle: the cache's idle
@@ -48,13 +42,7 @@ class OwnPages:
         return lambda: None
 
     def make_room(
-        self,
-        idle: IdlePages,
-        tenant: Tenant,
-        num_pages: int,
-        *,
-        num_beside: int = 0,
-        is_first: bool = False,
+        self, idle: IdlePages, tenant: Tenant, num_pages: int, num_beside: int, *, is_first: bool
     ) -> bool:
         missing = num_pages + num_beside - idle.pool.num_free
         if missing > idle.num_pages:

@@ -133,13 +133,7 @@ class MemoryBroker:
         return self._ask(idle, tenant, 1, is_first=is_first).may_take([other.name])
 
     def make_room(
-        self,
-        idle: IdlePages,
-        tenant: Tenant,
-        num_pages: int,
-        *,
-        num_beside: int = 0,
-        is_first: bool = False,
+        self, idle: IdlePages, tenant: Tenant, num_pages: int, num_beside: int, *, is_first: bool
     ) -> bool:
         """Implements `PageSource.make_room`. If it returns False, it has usually evicted nothing.
         It may have evicted some items if it could free fewer extents than it had estimated."""

@@ -54,13 +54,14 @@ def num_placements(memory: AdapterMemory) -> int:
 def evict(kv: KVCache, num_pages: int) -> int:
     """Evicts pages of any account, and returns their number."""
     num_pages = min(num_pages, kv.idle.num_pages)
-    assert OwnPages().make_room(kv.idle, NO_TENANT, kv.pool.num_free + num_pages)
+    num_free = kv.pool.num_free + num_pages
+    assert OwnPages().make_room(kv.idle, NO_TENANT, num_free, 0, is_first=True)
     return num_pages
 
 
 def make_room(kv: KVCache, num_pages: int, tenant: Tenant = NO_TENANT) -> bool:
     """Makes room for a tenant that has other sequences."""
-    return kv.source.make_room(kv.idle, tenant, num_pages)
+    return kv.source.make_room(kv.idle, tenant, num_pages, 0, is_first=False)
 
 
 def page_keys(hasher: PageHasher, tokens: Sequence[int]) -> list[bytes]:

@@ -171,7 +171,7 @@ def test_each_page_of_a_sharing_group_is_evicted_from_the_account_that_holds_the
         now += 1.0
         compute(kv, keys_of(*words), tenant).free()
     num_free = kv.pool.num_free + 3
-    assert broker.make_room(kv.idle, NO_TENANT, num_free, is_first=True)
+    assert broker.make_room(kv.idle, NO_TENANT, num_free, 0, is_first=True)
     assert kv.pool.num_free == num_free
     page_bytes = kv.pool.page_bytes
     assert arena.bytes_held.held == {"acme": 2 * page_bytes, "globex": 2 * page_bytes}
