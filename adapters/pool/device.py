@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adapters.manifest import BaseModelShape
 from adapters.pool.packed_image import AdapterImage, ImageTables
 from adapters.pool.tiers import AdapterEntry
 from memory.accounts import Ask, Holdings, Tenant
@@ -41,21 +40,21 @@ class DeviceTier:
         ops: Ops,
         commands: PendingCommands,
         copies: dict[int, DeviceEvent],
-        shape: BaseModelShape,
+        table_shape: tuple[int, int],
         num_slots: int,
         clock: Callable[[], float],
     ) -> None:
         """memory: uint8 tensor on the device. placements: allocator of parts of `memory`. broker:
         evicts items from `memory`. The caller must add the tier to the broker. commands: get a
         command for each slot that an adapter gets or loses. copies: get the end of each copy, by
-        slot."""
+        slot. table_shape: rows and columns of an image's tables (see `ImageTables`)."""
         self._memory = memory
         self.placements = placements
         self._broker = broker
         self._ops = ops
         self.commands = commands
         self._copies = copies
-        self._table_shape = shape.num_layers + 1, len(shape.projections)
+        self._table_shape = table_shape
         self._clock = clock
         self.num_slots = num_slots
         self._free_slots = list(reversed(range(num_slots)))

@@ -174,7 +174,7 @@ class House:
             ops=self.ops,
             commands=AppliedCommands(buffers),
             copies=buffers.copies,
-            shape=BASE,
+            table_shape=(BASE.num_layers + 1, len(BASE.projections)),
             num_slots=self.num_slots,
             clock=lambda: self.now,
         )

@@ -114,7 +114,7 @@ class ModelBuilder:
             ops=self.ops,
             commands=commands,
             copies=buffers.copies,
-            shape=plan.shape,
+            table_shape=table,
             num_slots=config.max_loaded_adapters,
             clock=time.monotonic,
         )
