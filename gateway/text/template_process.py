@@ -1,27 +1,22 @@
 """Renders chat templates in processes with limits of memory and time.
 
 The templates of adapters are rendered there, because tenants wrote them, and long conversations,
-because they take long. A process keeps the templates that it has compiled.
+because they take long. `template_sandbox` is the program of these processes.
 """
 
 from __future__ import annotations
-
-from functools import lru_cache
 
 import msgspec
 
 from gateway.exceptions import InvalidRequest, TokenizerUnavailable
 from gateway.request import Conversation
-from gateway.text.chat_template import ChatTemplate, Rendered
+from gateway.text.chat_template import Rendered
 from gateway.text.long_texts import LongTexts
 from sandbox.sandboxes import Sandboxes, SandboxFailed
-from sandbox.server import serve_in_place
 from sandbox.task import Bounds, Died
 
 NUM_PROCESSES = 4
 """Maximum number of processes of a gateway. Each takes about 45 MB while it is idle."""
-MAX_TEMPLATES = 64
-"""Maximum number of compiled templates in a process."""
 CPU_S = 0.25
 CPU_S_PER_TEMPLATE_CHAR = 5e-5
 """CPU seconds allowed for each character of a template, which may have to be compiled first."""
@@ -48,12 +43,12 @@ class RenderedChat(msgspec.Struct, frozen=True, tag=True):
     shows_tools: bool
 
 
-class _Refused(msgspec.Struct, frozen=True, tag=True):
+class Refused(msgspec.Struct, frozen=True, tag=True):
     message: str
     param: str | None
 
 
-class _Work(msgspec.Struct, frozen=True):
+class RenderingWork(msgspec.Struct, frozen=True):
     source: TemplateSource
     conversation: Conversation
 
@@ -62,7 +57,7 @@ class TemplateProcesses:
     """Processes of one gateway that render chat templates."""
 
     def __init__(self) -> None:
-        self._sandboxes = Sandboxes("gateway.text.template_process")
+        self._sandboxes = Sandboxes("gateway.text.template_sandbox")
         self._turns = LongTexts(NUM_PROCESSES)
 
     async def render(
@@ -84,7 +79,7 @@ class TemplateProcesses:
             wall_s=WALL_S,
             outcome_bytes=PROMPT_BYTES + PROMPT_BYTES_PER_CHAR * num_chars,
         )
-        work = msgspec.json.encode(_Work(source, conversation))
+        work = msgspec.json.encode(RenderingWork(source, conversation))
         try:
             answer = self._sandboxes.task(work, bounds).run()
         except SandboxFailed as error:
@@ -96,36 +91,10 @@ class TemplateProcesses:
                 param="messages",
                 code="template_budget_exceeded",
             )
-        outcome = msgspec.json.decode(answer, type=RenderedChat | _Refused)
-        if isinstance(outcome, _Refused):
+        outcome = msgspec.json.decode(answer, type=RenderedChat | Refused)
+        if isinstance(outcome, Refused):
             raise InvalidRequest(outcome.message, param=outcome.param)
         return outcome
 
     def close(self) -> None:
         self._sandboxes.close()
-
-
-@lru_cache(MAX_TEMPLATES)
-def _compiled(source: TemplateSource) -> ChatTemplate:
-    try:
-        return ChatTemplate(source.text, dict(source.special_tokens))
-    except MemoryError:
-        raise
-    except Exception as error:  # Jinja and Python's compiler raise many kinds
-        raise InvalidRequest(
-            f"The model's chat template is not valid: {error}", param="model"
-        ) from error
-
-
-def _work(raw: bytes) -> bytes:
-    work = msgspec.json.decode(raw, type=_Work)
-    try:
-        template = _compiled(work.source)
-        rendered = template.render(work.conversation)
-    except InvalidRequest as error:
-        return msgspec.json.encode(_Refused(error.message, error.param))
-    return msgspec.json.encode(RenderedChat(rendered, template.shows_tools))
-
-
-if __name__ == "__main__":
-    serve_in_place(_work)

@@ -7,7 +7,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -153,7 +153,7 @@ class ModelTokenizer:
         else:
             tokens = await self._prompts.encode(text, domain, max_tokens=max_tokens)
             tokens = tokens if kept is None else kept.of(tokens)
-        form = _form_of(template or self._source or "", shows_tools=chat.shows_tools)
+        form = form_of(template or self._source or "", shows_tools=chat.shows_tools)
         return ChatTokens(tokens, change, form)
 
     async def render(
@@ -295,11 +295,6 @@ class Tokenizers:
 
     def close(self) -> None:
         self._processes.close()
-
-
-@lru_cache(256)
-def _form_of(source: str, *, shows_tools: bool) -> AnswerForm:
-    return form_of(source, shows_tools=shows_tools)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

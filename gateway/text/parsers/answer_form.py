@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -104,6 +105,7 @@ class AnswerForm(msgspec.Struct, frozen=True):
                 return GemmaParser(GEMMA_4)
 
 
+@lru_cache(256)
 def form_of(template: str, *, shows_tools: bool) -> AnswerForm:
     """Returns the form in which models with this chat template write their answers."""
     has_thoughts = thoughts.CLOSE in template

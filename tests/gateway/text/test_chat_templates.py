@@ -218,7 +218,7 @@ async def test_a_process_that_was_killed_is_replaced(
         rendered = await tokenizer.render(CHAT, domain="", template=text)
         assert rendered.rendered.text == text
         for child in psutil.Process().children():
-            if "gateway.text.template_process" in child.cmdline():
+            if "gateway.text.template_sandbox" in child.cmdline():
                 child.kill()
 
 
