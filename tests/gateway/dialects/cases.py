@@ -460,7 +460,13 @@ WHOLE: dict[str, list[dict[str, Any]]] = {
         *[
             {"tools": [*TOOLS, named("get_time")], "tool_choice": allowed}
             for mode in ("auto", "required")
-            for offered in ([named("get_time")], [named("get_tide")], [{"type": "web_search"}])
+            for offered in (
+                [named("get_time")],
+                [named("get_time"), {"type": "web_search"}],
+                [named("get_tide")],
+                [{"type": "web_search"}],
+                [{"type": "function"}],
+            )
             for allowed in [
                 {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": offered}}
             ]
@@ -588,6 +594,11 @@ WHOLE: dict[str, list[dict[str, Any]]] = {
              "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": offered}}
             for offered in ([{"type": "function", "name": "get_time"}],
                             [{"type": "function", "name": "get_tide"}],
+                            [{"type": "function", "name": "get_time"},
+                             {"type": "web_search"}],
+                            [{"type": "function"}],
+                            [{"type": "function", "name": 7}],
+                            [{"type": "function", "name": "get_time", "namespace": 7}],
                             [{"type": "web_search"}])
         ],
         {
