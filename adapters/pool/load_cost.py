@@ -3,11 +3,11 @@ time of the loads that undo the eviction, and a load is charged to its tenant.""
 
 from __future__ import annotations
 
-from adapters.pool.source import Tier
+from adapters.pool.source import AdapterTier
 
 OVERHEAD_S = 1e-3
 """Seconds of a load that do not depend on the adapter's size."""
-BYTES_PER_S: dict[Tier, float] = {"host": 2.5e9, "disk": 2e9, "store": 1.2e8}
+BYTES_PER_S: dict[AdapterTier, float] = {"host": 2.5e9, "disk": 2e9, "store": 1.2e8}
 """Speeds of loads by the tier that is read, until loads have been measured (one CPU core)."""
 FIRST_BYTES = 1 << 16
 """Bytes of a load with the speed in `BYTES_PER_S` that counts as measured at the start."""
@@ -20,12 +20,12 @@ class LoadCost:
     bytes takes no time."""
 
     def __init__(self) -> None:
-        self._sums: dict[Tier, tuple[float, float]] = {
+        self._sums: dict[AdapterTier, tuple[float, float]] = {
             tier: (FIRST_BYTES, FIRST_BYTES / speed) for tier, speed in BYTES_PER_S.items()
         }
         """Decaying sums of bytes and of seconds by the tier that is read."""
 
-    def record(self, tier: Tier, num_bytes: int, seconds: float) -> None:
+    def record(self, tier: AdapterTier, num_bytes: int, seconds: float) -> None:
         """Records how long a load from the tier took, without its time in the queue."""
         old_bytes, old_s = self._sums[tier]
         new_s = MEMORY * old_s + max(seconds - OVERHEAD_S, 0.0)
@@ -43,6 +43,6 @@ class LoadCost:
         """Returns the seconds to build an image from the store: read, check and pack."""
         return self._seconds("store", num_bytes)
 
-    def _seconds(self, tier: Tier, num_bytes: int) -> float:
+    def _seconds(self, tier: AdapterTier, num_bytes: int) -> float:
         sum_bytes, sum_s = self._sums[tier]
         return OVERHEAD_S + num_bytes * sum_s / sum_bytes if num_bytes else 0.0

@@ -16,7 +16,7 @@ from adapters.pool.device import DeviceTier
 from adapters.pool.host import HostTier
 from adapters.pool.load_cost import LoadCost
 from adapters.pool.packed_image import AdapterImage
-from adapters.pool.source import Signed, Tier
+from adapters.pool.source import AdapterTier, Signed
 from adapters.pool.tiers import AdapterEntry
 from memory.errors import require
 from memory.eviction.copy_queue import Copy, CopyQueue
@@ -143,7 +143,7 @@ class Loads:
         """Number of queued and running loads."""
         return self._fetches.num_open + self._copies.num_open
 
-    def far_tier(self, digest: str) -> Tier:
+    def far_tier(self, digest: str) -> AdapterTier:
         """Returns the tier, disk or store, of an adapter that is not on the host or device."""
         return "disk" if self._loader.is_cached(digest) else "store"
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 from adapters.errors import AdapterUnavailable
 from memory.accounts import NO_TENANT, Tenant
 
-Tier = Literal["store", "disk", "host", "device", "loading"]
+AdapterTier = Literal["store", "disk", "host", "device", "loading"]
 """Location of an adapter. The status of a pool lists "store" only for an adapter whose last load
 failed."""
 
@@ -82,10 +82,10 @@ class AdapterUse(NamedTuple):
     num_left: int
 
 
-class Load(NamedTuple):
+class AdapterLoad(NamedTuple):
     """Load of an adapter to the device. Times are in seconds of the source's clock."""
 
-    tier: Tier
+    tier: AdapterTier
     """Tier that the adapter was loaded from."""
     begun_s: float
     ended_s: float
@@ -98,7 +98,7 @@ class Load(NamedTuple):
 class LoadTimes:
     """Timestamps of an adapter's last loads to host and device, by the source's clock."""
 
-    source: Tier = "host"
+    source: AdapterTier = "host"
     """Tier that the last fetch read from: disk or store."""
     work_s: float = 0.0
     """Seconds of the last load from one tier to the next, without its time in the queue."""
@@ -108,7 +108,7 @@ class LoadTimes:
     copied_s: float = -math.inf
     num_evicted: int = 0
 
-    def since(self, arrival_s: float) -> Load | None:
+    def since(self, arrival_s: float) -> AdapterLoad | None:
         """Returns the load that put the adapter on the device after the time `arrival_s`. The load
         starts from the tier where the adapter was at that time. Returns None if the adapter was
         already on the device at that time."""
@@ -117,7 +117,7 @@ class LoadTimes:
         tier, begun_s = "host", self.copy_begun_s
         if self.fetched_s > arrival_s:
             tier, begun_s = self.source, self.fetch_begun_s
-        return Load(tier, begun_s, self.copied_s, self.copy_begun_s, self.num_evicted)
+        return AdapterLoad(tier, begun_s, self.copied_s, self.copy_begun_s, self.num_evicted)
 
 
 class Leased(Protocol):
@@ -141,7 +141,7 @@ class AdapterLease:
     copy_s: float = 0.0
     """Estimated seconds of this copy until they are paid, or 0 if there was none."""
 
-    def load_since(self, arrival_s: float) -> Load | None:
+    def load_since(self, arrival_s: float) -> AdapterLoad | None:
         """Returns the adapter's load (see `LoadTimes.since`). Returns None after `release`."""
         return None if self._adapter is None else self._adapter.load_times.since(arrival_s)
 

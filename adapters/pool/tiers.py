@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from adapters.errors import AdapterUnavailable
 from adapters.pool.load_cost import LoadCost
 from adapters.pool.packed_image import AdapterImage
-from adapters.pool.source import LoadTimes, Signed, Tier
+from adapters.pool.source import AdapterTier, LoadTimes, Signed
 from memory.accounts import NO_TENANT, Turn
 from memory.eviction.adapter_memory import Placement
 from memory.eviction.copy_queue import Copy
@@ -27,7 +27,7 @@ class AdapterEntry:
     digest: str
     known: dict[str, AdapterEntry]
     """Entries of the same pool, by digest. `forget` removes this entry from them."""
-    far_tier: Callable[[str], Tier]
+    far_tier: Callable[[str], AdapterTier]
     """Function from a digest to the tier, disk or store, of an adapter not on host or device."""
     reuse: Reuse
     cost: LoadCost = field(default_factory=LoadCost)
@@ -103,7 +103,7 @@ class AdapterEntry:
         return 0 if self.image is None else self.image.num_bytes
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> AdapterTier:
         if self.loading is not None:
             return "loading"
         if self.slot is not None:

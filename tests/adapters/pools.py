@@ -19,7 +19,7 @@ from adapters.pool.loader import AdapterLoader, LoaderThreads
 from adapters.pool.loads import Loads
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.pool import AdapterPool
-from adapters.pool.source import AdapterLease, AdapterTurn, Tier
+from adapters.pool.source import AdapterLease, AdapterTier, AdapterTurn
 from adapters.store.folder import LocalStore
 from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
@@ -53,7 +53,7 @@ class Status(NamedTuple):
     """One adapter, as a worker's status shows it."""
 
     digest: str
-    tier: Tier
+    tier: AdapterTier
     num_bytes: int
     leases: int
     pinned: bool

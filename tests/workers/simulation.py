@@ -11,10 +11,10 @@ from adapters.pool.load_cost import LoadCost
 from adapters.pool.loads import LoadCount
 from adapters.pool.source import (
     AdapterLease,
+    AdapterLoad,
     AdapterRef,
     AdapterTurn,
     AdapterUse,
-    Load,
     Loading,
     LoadTimes,
     NoRoom,
@@ -57,11 +57,11 @@ PAGE_BYTES = 16 << 10
 class StubTimes(LoadTimes):
     """Times that tell of one load, whenever a sequence arrived."""
 
-    def __init__(self, load: Load | None) -> None:
+    def __init__(self, load: AdapterLoad | None) -> None:
         super().__init__()
         self.load = load
 
-    def since(self, arrival_s: float) -> Load | None:
+    def since(self, arrival_s: float) -> AdapterLoad | None:
         return self.load
 
 
@@ -86,7 +86,7 @@ class StubPool:
     is_loading: bool = False
     loaded_bytes: int = 0
     """Of the next adapter that is leased."""
-    last_load: Load | None = None
+    last_load: AdapterLoad | None = None
     """What leases tell of their adapter's load."""
     num_evictions: int = 0
     num_failed: int = 0

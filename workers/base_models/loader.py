@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class LoadCancelled(Exception):
-    """Error that ends a load after `Load.cancel` was called."""
+    """Error that ends a load after `WeightLoad.cancel` was called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Loaded:
     seconds: float
 
 
-class Load:
+class WeightLoad:
     """Running load of one model's weights. If the load fails or is cancelled, `result` raises
     CheckpointError, OSError, MemoryError or LoadCancelled."""
 
@@ -69,10 +69,10 @@ class ModelLoader:
         self._ops = ops
         self._thread = thread
 
-    def load(self, plan: ModelPlan, image: WeightImage | None) -> Load:
+    def load(self, plan: ModelPlan, image: WeightImage | None) -> WeightLoad:
         """Starts to load weights into the image, or to the device if the image is None. The extents
         of the weights must have been allocated."""
-        return Load(self._thread, partial(self.load_here, plan, image))
+        return WeightLoad(self._thread, partial(self.load_here, plan, image))
 
     def load_here(
         self, plan: ModelPlan, image: WeightImage | None, progress: ByteProgress

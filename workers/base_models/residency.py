@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Tier = Literal["host", "gathering", "loading", "device", "draining"]
+ModelTier = Literal["host", "gathering", "loading", "device", "draining"]
 """Place or state of a model. gathering: the model is to be loaded, but does not own all extents
 that it needs yet. draining: the model is on the device, but admits no more sequences."""
 
@@ -83,7 +83,7 @@ class ModelState:
     """Whether the catalog requires that the model is not on the device."""
     is_named: bool = True
     """Whether the catalog contains the model."""
-    tier: Tier = "host"
+    tier: ModelTier = "host"
     num_swaps: int = 0
     since_s: float = 0.0
     """Time when the model was last loaded to the device."""

@@ -11,7 +11,7 @@ import msgspec
 
 from memory.page_key import PAGE_TOKENS
 from memory.reuse import Reuse
-from workers.base_models.loader import Load, Loaded
+from workers.base_models.loader import Loaded, WeightLoad
 from workers.base_models.residency import Demand, ModelState
 from workers.device.weight_image import WeightImage
 from workers.execution.model_runner import ModelRunner
@@ -44,7 +44,7 @@ class ServedModel(ModelInstance):
     """Seconds that the model's last load from disk took."""
     reuse: Reuse = field(default_factory=Reuse)
     """Count of recent loads, from which the expected reuse of the model is estimated."""
-    load: Load | None = None
+    load: WeightLoad | None = None
     """Running load of the model's weights from disk, or None."""
     copy_begun_s: float | None = None
     """Start time of the copy to the device that is in progress, or None."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heapreplace
 
 from memory.page_key import PAGE_TOKENS
-from workers.policies.tenant_queue import NO_LOAD, ClassQueue, Load, Place, TenantQueue, Turn
+from workers.policies.tenant_queue import NO_LOAD, ClassQueue, Place, QueueLoad, TenantQueue, Turn
 from workers.scheduling.sequence import Sequence
 from workers.scheduling.terms import TERMS
 from workers.wire.protocol import ServiceClass
@@ -136,7 +136,7 @@ class FairQueue:
         counters = (each.counter for each in self.classes.values() if each.active)
         return min(counters, default=self._floor)
 
-    def ahead_of(self, tenant: TenantQueue, own: Load) -> Load:
+    def ahead_of(self, tenant: TenantQueue, own: QueueLoad) -> QueueLoad:
         """Returns the waiting load that will be computed by the time when the tenant's load `own`
         is computed, if no more requests are queued. The result includes `own`. Each other tenant
         contributes the load that is computed before its counter reaches the counter that this
@@ -250,13 +250,13 @@ class FairQueue:
             return num_found
         return max(num_found, (sequence.num_prompt - 1) // PAGE_TOKENS * PAGE_TOKENS)
 
-    def load_of(self, sequence: Sequence) -> Load:
+    def load_of(self, sequence: Sequence) -> QueueLoad:
         """Returns the load of a waiting sequence, queued or not: the tokens that will be computed
         for it."""
         place = self.places.get(sequence)
         num_shared = sequence.num_found() if place is None else place.num_shared
         num_tokens = len(sequence.tokens)
-        return Load(1, num_tokens - num_shared, sequence.max_len - num_tokens)
+        return QueueLoad(1, num_tokens - num_shared, sequence.max_len - num_tokens)
 
     def _count(self, tenant: TenantQueue, sign: int, sequence: Sequence) -> None:
         load = self.load_of(sequence)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from workers.policies.step_budget import StepBudget
 from workers.policies.step_cost import StepTime
-from workers.policies.tenant_queue import Load
+from workers.policies.tenant_queue import QueueLoad
 from workers.scheduling.sequence import Sequence
 from workers.scheduling.terms import Terms
 
@@ -146,7 +146,7 @@ class QueueForecast:
 
     def seconds(
         self,
-        ahead: Load,
+        ahead: QueueLoad,
         num_begun: float,
         running: RunningWork,
         terms: Terms,
@@ -182,7 +182,7 @@ class QueueForecast:
         seconds, *work = self._backlog
         return (seconds + ASSUMED_S) / (self._step_time.total(*work) + ASSUMED_S)
 
-    def _mean_request(self, ahead: Load, answer: float) -> _Request:
+    def _mean_request(self, ahead: QueueLoad, answer: float) -> _Request:
         length = ahead.num_tokens / ahead.num_requests
         prompt = length * self._num_computed_tokens / self._num_expected_tokens
         answer = min(ahead.num_output / ahead.num_requests, answer)

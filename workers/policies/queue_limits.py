@@ -17,7 +17,7 @@ from heapq import nlargest
 
 from workers.policies.fair_queue import FairQueue
 from workers.policies.queue_forecast import QueueForecast, RunningWork
-from workers.policies.tenant_queue import MAX_TENANTS, ClassQueue, Load, TenantQueue
+from workers.policies.tenant_queue import MAX_TENANTS, ClassQueue, QueueLoad, TenantQueue
 from workers.scheduling.policy import Refusal
 from workers.scheduling.sequence import Sequence
 from workers.scheduling.terms import TERMS
@@ -142,7 +142,7 @@ class QueueLimits:
         own = tenant.waiting.changed(load._replace(num_tokens=num_own), 1)
         return self._wait_s(tenant, own, self._forecast.running_work(self._running))
 
-    def _wait_s(self, tenant: TenantQueue, own: Load, work: RunningWork) -> float:
+    def _wait_s(self, tenant: TenantQueue, own: QueueLoad, work: RunningWork) -> float:
         """Returns the predicted seconds until all requests of a tenant have their first token. own:
         load of the tenant's requests. work: remaining work of all running sequences."""
         ahead = self._queue.ahead_of(tenant, own)

@@ -17,7 +17,7 @@ MAX_TENANTS = 1024
 Turn = tuple[float, float, int]
 
 
-class Load(NamedTuple):
+class QueueLoad(NamedTuple):
     """Load of waiting sequences: their number, the tokens to compute for them, and the tokens that
     they may still generate."""
 
@@ -25,15 +25,15 @@ class Load(NamedTuple):
     num_tokens: float
     num_output: float
 
-    def changed(self, other: Load, sign: int) -> Load:
+    def changed(self, other: QueueLoad, sign: int) -> QueueLoad:
         """Returns this load plus the other load, or minus the other load if `sign` is -1."""
-        return Load(
+        return QueueLoad(
             self.num_requests + sign * other.num_requests,
             self.num_tokens + sign * other.num_tokens,
             self.num_output + sign * other.num_output,
         )
 
-    def with_parts(self, parts: Iterable[tuple[Load, float]]) -> Load:
+    def with_parts(self, parts: Iterable[tuple[QueueLoad, float]]) -> QueueLoad:
         """Returns this load plus a fraction of each load in `parts`: the largest fraction that has
         at most the number of tokens given with the load."""
         requests, tokens, output = self
@@ -47,10 +47,10 @@ class Load(NamedTuple):
             requests += part * more_requests
             tokens += part * more_tokens
             output += part * more_output
-        return Load(requests, tokens, output)
+        return QueueLoad(requests, tokens, output)
 
 
-NO_LOAD = Load(0, 0, 0)
+NO_LOAD = QueueLoad(0, 0, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class TenantQueue:
     """Number of pending sequences that run."""
     num_passed: int = 0
     """Number of consecutive sequences that were blocked in this step."""
-    waiting: Load = NO_LOAD
+    waiting: QueueLoad = NO_LOAD
     """Load of the pending sequences that do not run."""
     since: int = 0
     """Serial number of the tenant's last activation, counted over all tenants. A tenant becomes

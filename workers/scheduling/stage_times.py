@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from adapters.pool.source import Load
+from adapters.pool.source import AdapterLoad
 from workers.wire.protocol import AdapterLoadTimes, SequenceTimes
 
 MAX_PREEMPTIONS = 8
@@ -25,7 +25,7 @@ class StageTimes:
     first_token_s: float | None = None
     """Time of the first token that this worker generated."""
     last_token_s: float | None = None
-    adapter_load: Load | None = None
+    adapter_load: AdapterLoad | None = None
     """Load of the sequence's adapter. None if the sequence has no adapter, or if the adapter was on
     the device when the sequence arrived."""
     preempted_s: list[float] = field(default_factory=list[float])

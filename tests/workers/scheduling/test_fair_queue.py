@@ -16,7 +16,7 @@ from memory.kv_cache import KVCache
 from tests.workers.scheduling.test_fairness import ask
 from workers.policies.fair_queue import MAX_PASSED, FairQueue
 from workers.policies.over_share import OverShare
-from workers.policies.tenant_queue import Load
+from workers.policies.tenant_queue import QueueLoad
 from workers.scheduling.sequence import Sequence, SequenceStatus
 from workers.wire.protocol import ServiceClass
 
@@ -171,6 +171,6 @@ def test_the_newest_sequence_of_the_over_share_tenant_with_most_slots_gives_way(
 
 
 def test_a_load_is_what_was_added_and_not_taken_back() -> None:
-    load, other = Load(1, 10, 100), Load(2, 20, 200)
-    assert load.changed(other, 1) == Load(3, 30, 300)
+    load, other = QueueLoad(1, 10, 100), QueueLoad(2, 20, 200)
+    assert load.changed(other, 1) == QueueLoad(3, 30, 300)
     assert load.changed(other, 1).changed(other, -1) == load

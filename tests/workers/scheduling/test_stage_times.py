@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from adapters.pool.source import Load
+from adapters.pool.source import AdapterLoad
 from tests.workers.simulation import Simulation, StubPool, generate
 from workers.scheduling.stage_times import MAX_PREEMPTIONS
 from workers.wire.protocol import AdapterLoadTimes, FinishReason, Generate, SequenceTimes
@@ -101,7 +101,9 @@ def test_of_many_preemptions_the_first_are_told() -> None:
 
 
 def test_the_load_of_the_adapter_begins_with_the_sequence_at_the_earliest() -> None:
-    simulation = Simulation(pool=StubPool(4, last_load=Load("disk", -math.inf, 0.5, 0.25, 1)))
+    simulation = Simulation(
+        pool=StubPool(4, last_load=AdapterLoad("disk", -math.inf, 0.5, 0.25, 1))
+    )
     simulation.submit(traced(generate(0, [1] * 20, 2, "a")))
     simulation.run()
     assert simulation.finished[0] is FinishReason.LENGTH
