@@ -20,8 +20,7 @@ from rich.table import Table
 
 from benchmarks.fleet_simulator import Clock, Machine, Request, Worker
 from gateway.dispatch.routing import Report, Standing, Work, Workers, best, weigh
-from workers.wire.prefix_index import Prefix
-from workers.wire.protocol import WorkerStatus
+from workers.wire.protocol import AdapterRef, Generate, SamplingParams, WorkerStatus
 
 ADAPTER_SIZES = [20 << 20, 40 << 20, 80 << 20, 160 << 20]
 """Bytes of adapters of ranks 8 to 64."""
@@ -176,9 +175,9 @@ def _least(fleet: Fleet, gateway: int, request: Request, among: Sequence[int]) -
 
 
 def _work(request: Request) -> Work:
-    adapter = None if request.adapter is None else str(request.adapter)
-    prompt = Prefix(range(request.num_tokens), model=str(request.model), domain="")
-    return Work(str(request.model), adapter, [prompt], 1)
+    adapter = None if request.adapter is None else AdapterRef(str(request.adapter))
+    tokens, params = [0] * request.num_tokens, SamplingParams(1, 0)
+    return Work.of([Generate(0, "", str(request.model), tokens, params, "", adapter)])
 
 
 CHOICES: dict[str, Callable[[], Choice]] = {

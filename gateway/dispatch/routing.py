@@ -47,12 +47,12 @@ import msgspec
 
 from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import (
+    ALL_TOKENS,
     OLDEST_VERSION,
     AdapterStatus,
     Generate,
     ModelStatus,
     WorkerStatus,
-    version_needed,
 )
 
 W = TypeVar("W", bound=Hashable)
@@ -267,14 +267,13 @@ class Work:
     @staticmethod
     def of(frames: Sequence[Generate], num_choices: int = 1) -> Work:
         """Returns the requirements of one request's frames. `num_choices` is the number of
-        sequences of each frame. This is the only place that derives a prompt's page keys from a
-        frame, so that the keys cannot differ from those of the worker that gets the frame."""
+        sequences of each frame."""
         adapters = [frame.adapter.digest for frame in frames if frame.adapter is not None]
         params = frames[0].params
         return Work(
             frames[0].model,
             adapters[0] if adapters else None,
-            [_prefix(frame) for frame in frames],
+            [Prefix(frame) for frame in frames],
             len(frames) * num_choices,
             version_needed(params.logprobs, params.logprob_token_ids),
         )
@@ -285,15 +284,10 @@ class Work:
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
 
-def _prefix(frame: Generate) -> Prefix:
-    return Prefix(
-        frame.tokens,
-        model=frame.model,
-        domain=frame.cache_domain,
-        adapter=frame.adapter and frame.adapter.digest,
-        activation=frame.activation,
-        salt=frame.cache_salt,
-    )
+def version_needed(logprobs: int | None, logprob_token_ids: tuple[int, ...]) -> int:
+    """Returns the oldest protocol version whose workers handle a `Generate` with these parameters
+    correctly. Version 6 supports neither `logprob_token_ids` nor `ALL_TOKENS`."""
+    return 7 if logprob_token_ids or logprobs == ALL_TOKENS else OLDEST_VERSION
 
 
 class ModelReport(msgspec.Struct, frozen=True):

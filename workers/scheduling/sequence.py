@@ -7,7 +7,7 @@ from enum import Enum
 
 from adapters.pool.source import AdapterLease
 from memory.block_table import BlockTable
-from memory.page_key import PAGE_TOKENS, PageHasher
+from memory.page_key import PAGE_TOKENS
 from workers.scheduling.constraint import NO_CONSTRAINT, Constraint
 from workers.scheduling.stage_times import StageTimes
 from workers.scheduling.terms import TERMS
@@ -81,14 +81,7 @@ class Sequence:
         self.lease: AdapterLease | None = None
         self.slot: int | None = None
         """Slot of the token buffer while the sequence runs, else None."""
-        self._hasher = PageHasher(
-            model=request.model,
-            domain=request.cache_domain,
-            adapter=None if request.adapter is None else request.adapter.digest,
-            activation=request.activation,
-            salt=request.cache_salt,
-            layout=layout,
-        )
+        self._hasher = request.page_hasher(layout)
         self._page_keys: list[bytes] = []
         self.awaited_key: bytes | None = None
         """First uncached page when the sequence last tried to start."""

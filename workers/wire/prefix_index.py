@@ -8,10 +8,10 @@ reuses a page only if the whole key is equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from memory.page_key import PAGE_TOKENS, PageHasher
-from workers.wire.protocol import CachedPages
+from workers.wire.protocol import CachedPages, Generate
 
 KEY_BYTES = 8
 MAX_KEYS = 1 << 16
@@ -19,25 +19,12 @@ MAX_KEYS = 1 << 16
 
 
 class Prefix:
-    """Prompt of a request, with all other values that are hashed into its page keys. The keys are
-    computed when first needed."""
+    """Prompt of a request, with the keys of its pages, which are computed when first needed."""
 
-    def __init__(
-        self,
-        tokens: Sequence[int],
-        *,
-        model: str,
-        domain: str,
-        adapter: str | None = None,
-        activation: int = 0,
-        salt: str = "",
-    ) -> None:
-        self.tokens = tokens
-        self.model = model
-        self._domain = domain
-        self._adapter = adapter
-        self._activation = activation
-        self._salt = salt
+    def __init__(self, request: Generate) -> None:
+        self.tokens = request.tokens
+        self.model = request.model
+        self._request = request
         self._hashers: dict[str, PageHasher] = {}
         self._keys: dict[str, list[bytes]] = {}
         self._first: dict[str, bytes] = {}
@@ -64,14 +51,7 @@ class Prefix:
         hasher = self._hashers.get(layout)
         if hasher is None:
             self._keys[layout] = []
-            hasher = self._hashers[layout] = PageHasher(
-                model=self.model,
-                domain=self._domain,
-                adapter=self._adapter,
-                activation=self._activation,
-                salt=self._salt,
-                layout=layout,
-            )
+            hasher = self._hashers[layout] = self._request.page_hasher(layout)
         return hasher
 
 

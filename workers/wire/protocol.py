@@ -3,8 +3,8 @@
 A frame consists of a 4-byte big-endian length and one msgpack-encoded message of at most
 `MAX_FRAME_BYTES`. Each side first sends its `Hello`. Both sides then use the newest version that
 both support. A field that is added in a new version has a default. If a peer that ignores the field
-would answer wrongly, `version_needed` returns the new version for requests that use the field. The
-gateway chooses the sequence ids, which are unique on its connection.
+would answer wrongly, the gateway's `version_needed` returns the new version for requests that use
+the field. The gateway chooses the sequence ids, which are unique on its connection.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from enum import StrEnum
 from itertools import chain
 
 import msgspec
+
+from memory.page_key import PageHasher
 
 PROTOCOL_VERSION = 7
 OLDEST_VERSION = PROTOCOL_VERSION - 1
@@ -226,8 +228,18 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     in this order, instead of the hidden state. Allowed only for the kind `embed` with the pooling
     `last`."""
     waited_s: float = 0.0
-    """Seconds that the request has waited at other workers. This time counts towards the request's
-    maximum wait."""
+    """Seconds of the request's maximum wait that it has spent at other workers."""
+
+    def page_hasher(self, layout: str) -> PageHasher:
+        """Returns the hasher of the keys of the request's pages in this layout of KV pages."""
+        return PageHasher(
+            model=self.model,
+            domain=self.cache_domain,
+            adapter=None if self.adapter is None else self.adapter.digest,
+            activation=self.activation,
+            salt=self.cache_salt,
+            layout=layout,
+        )
 
     def ends(self, end_tokens: frozenset[int]) -> frozenset[int]:
         """Returns the tokens that end the sequence. end_tokens: the model's own end tokens."""
@@ -600,12 +612,6 @@ def common_version(own: Hello, peer: Hello) -> int | None:
     """Returns the newest version that both sides support, or None if there is none."""
     newest = min(max(own.version, own.newest), max(peer.version, peer.newest))
     return newest if newest >= max(own.version, peer.version) else None
-
-
-def version_needed(logprobs: int | None, logprob_token_ids: tuple[int, ...]) -> int:
-    """Returns the oldest protocol version whose workers handle a `Generate` with these parameters
-    correctly. Version 6 supports neither `logprob_token_ids` nor `ALL_TOKENS`."""
-    return 7 if logprob_token_ids or logprobs == ALL_TOKENS else OLDEST_VERSION
 
 
 ToWorker = Hello | Generate | Abort | Prefetch | Probe | Withdraw | Desired | Drain

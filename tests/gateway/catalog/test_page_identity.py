@@ -184,17 +184,21 @@ def test_a_gateway_looks_for_the_keys_that_a_worker_has() -> None:
         assert list(prefix.keys("layout")) == [key[:KEY_BYTES] for key in theirs]
 
 
-def test_page_keys_are_derived_from_frames_and_frames_are_made_in_one_place() -> None:
+def test_frames_are_made_in_one_place_and_page_keys_are_derived_from_them_in_one() -> None:
     """A second derivation could forget a salt, and tenants would share pages."""
     calls = Counter(
-        (node.func.id, path.name)
-        for path in (ROOT / "gateway").rglob("*.py")
+        (node.func.id, package, path.name)
+        for package in ("gateway", "workers")
+        for path in (ROOT / package).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     )
-    made = {name: file for name, file in calls if name in ("Generate", "Prefix", "PageHasher")}
-    assert made == {"Generate": "sequence.py", "Prefix": "routing.py"}
-    assert calls["Generate", "sequence.py"] == calls["Prefix", "routing.py"] == 1
+    assert [each for each in calls.elements() if each[:2] == ("Generate", "gateway")] == [
+        ("Generate", "gateway", "sequence.py")
+    ]
+    assert [each for each in calls.elements() if each[0] == "PageHasher"] == [
+        ("PageHasher", "workers", "protocol.py")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,15 @@ from gateway.dispatch.routing import Work
 from tests.gateway.dispatch.test_failover import Trio
 from tests.gateway.scripts import say
 from tests.scripted_worker import DIGEST
-from workers.wire.prefix_index import Prefix, PrefixIndex
-from workers.wire.protocol import OLDEST_VERSION, ModelInfo, ModelStatus, WorkerStatus
+from workers.wire.prefix_index import PrefixIndex
+from workers.wire.protocol import (
+    OLDEST_VERSION,
+    Generate,
+    ModelInfo,
+    ModelStatus,
+    SamplingParams,
+    WorkerStatus,
+)
 
 MODEL = "0"
 NUM_REQUESTS = 200
@@ -100,8 +107,8 @@ class Burst:
     def _choose(self, request: Request) -> None:
         number = self.rng.randrange(len(self.fleets))
         fleet, clients = self.fleets[number], self.clients[number]
-        prompt = Prefix(range(request.num_tokens), model=MODEL, domain="")
-        work = Work(MODEL, None, [prompt], 1)
+        params = SamplingParams(1, 0)
+        work = Work.of([Generate(0, "", MODEL, [0] * request.num_tokens, params, "")])
         chosen: Any = fleet.choose(work)
         claim = ExitStack()
         claim.enter_context(fleet.claimed(chosen, work))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.dispatch.fleet import Fleet
-from gateway.dispatch.routing import Work
+from gateway.dispatch.routing import Work, version_needed
 from gateway.exceptions import NoWorker
 from memory.page_key import PAGE_TOKENS
 from tests.gateway.live import eventually
@@ -22,10 +22,12 @@ from workers.wire.protocol import (
     ALL_TOKENS,
     OLDEST_VERSION,
     PROTOCOL_VERSION,
+    AdapterRef,
     AdapterStatus,
+    Generate,
     ModelStatus,
+    SamplingParams,
     WorkerStatus,
-    version_needed,
 )
 
 MODEL = "m"
@@ -75,8 +77,18 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
             task.cancel()
 
 
+def generate(
+    tokens: list[int] | None = None,
+    adapter: str | None = None,
+    domain: str = "d",
+    params: SamplingParams = SamplingParams(1, 0),  # noqa: B008
+) -> Generate:
+    ref = None if adapter is None else AdapterRef(adapter)
+    return Generate(0, "", MODEL, tokens or [1] * 100, params, domain, ref)
+
+
 def work(tokens: list[int] | None = None, adapter: str | None = None, domain: str = "d") -> Work:
-    return Work(MODEL, adapter, [Prefix(tokens or [1] * 100, model=MODEL, domain=domain)], 1)
+    return Work.of([generate(tokens, adapter, domain)])
 
 
 async def test_whoever_is_excluded_gets_nothing_and_then_nobody_is_left(house: House) -> None:
@@ -100,7 +112,8 @@ async def test_a_worker_of_the_version_before_gets_nothing_that_it_does_not_know
     needed = version_needed(0, (7,))
     assert needed == version_needed(ALL_TOKENS, ()) == PROTOCOL_VERSION
     assert version_needed(None, ()) == version_needed(20, ()) == OLDEST_VERSION
-    new = Work(MODEL, None, [Prefix([1], model=MODEL, domain="d")], 1, needed)
+    new = Work.of([generate([1], params=SamplingParams(1, 0, logprobs=0, logprob_token_ids=(7,)))])
+    assert new.least_version == needed
     first, second, third = house.clients
     first.version = third.version = OLDEST_VERSION
     assert {house.chosen(new) for _ in range(20)} == {1}
@@ -125,14 +138,14 @@ async def test_the_holder_of_the_prompt_and_of_no_other_domain_s(house: House) -
     for number in range(3):
         await house.report(number)
     tokens = list(range(6 * PAGE_TOKENS))
-    prefix = Prefix(tokens, model=MODEL, domain="d")
+    prefix = Prefix(generate(tokens))
     layout = house.clients[0].models[MODEL].cache_layout
     for frame in changed_pages(MODEL, prefix.keys(layout), ()):
         house.workers[2].server.deliver([(0, frame)])
     index = house.clients[2].prefixes
     await eventually(lambda: index.num_cached(prefix, layout) == len(tokens))
     assert house.chosen(work([*tokens, 1])) == 2
-    assert index.num_cached(Prefix(tokens, model=MODEL, domain="other"), layout) == 0
+    assert index.num_cached(Prefix(generate(tokens, domain="other")), layout) == 0
     assert len({house.chosen(work(tokens, domain="other")) for _ in range(30)}) == 3
     await house.workers[2].server.close()
     await eventually(lambda: not house.clients[2].is_ready)

@@ -21,8 +21,14 @@ from gateway.dispatch.routing import (
     predict,
     weigh,
 )
-from workers.wire.prefix_index import Prefix
-from workers.wire.protocol import AdapterStatus, ModelStatus, WorkerStatus
+from workers.wire.protocol import (
+    AdapterRef,
+    AdapterStatus,
+    Generate,
+    ModelStatus,
+    SamplingParams,
+    WorkerStatus,
+)
 
 RATE = 1000.0
 STEP_S = 0.02
@@ -58,7 +64,8 @@ def worker(
 
 
 def work(num_tokens: int = 100, adapter: str | None = None, model: str = "m") -> Work:
-    return Work(model, adapter, [Prefix([0] * num_tokens, model=model, domain="")], 1)
+    ref = None if adapter is None else AdapterRef(adapter)
+    return Work.of([Generate(0, "", model, [0] * num_tokens, SamplingParams(1, 0), "", ref)])
 
 
 def chosen(

@@ -18,13 +18,7 @@ def test_gateways_hear_what_the_next_request_will_find(tmp_path: Path) -> None:
     lora = llama.generate(1, tokens, 2, llama.refs["a"])
 
     def told(request: Generate) -> int:
-        prefix = Prefix(
-            request.tokens,
-            model=request.model,
-            domain=request.cache_domain,
-            adapter=request.adapter.digest if request.adapter else None,
-        )
-        return driver.prefixes.num_cached(prefix, driver.loop.models[0].cache_layout)
+        return driver.prefixes.num_cached(Prefix(request), driver.loop.models[0].cache_layout)
 
     with Driver(llama.config()) as driver:
         driver.submit(base)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,9 +53,7 @@ def test_a_prompt_has_the_keys_that_the_worker_gives_it(
 ) -> None:
     ref = None if adapter is None else AdapterRef(adapter)
     request = Generate(1, "r", "m", tokens, PARAMS, domain, ref, activation, salt)
-    prefix = Prefix(
-        tokens, model="m", domain=domain, adapter=adapter, activation=activation, salt=salt
-    )
+    prefix = Prefix(request)
     theirs = [key[:KEY_BYTES] for key in sequence(request).page_keys(len(tokens) // PAGE_TOKENS)]
     assert list(prefix.keys(LAYOUT)) == theirs == list(prefix.keys(LAYOUT))
     assert not set(theirs) & set(prefix.keys("another layout"))
@@ -125,8 +124,8 @@ def read(journal: Journal, known: set[int], now: set[int]) -> set[int]:
 def test_the_cache_s_journal_is_the_cache() -> None:
     kv = kv_cache()
     index = PrefixIndex()
-    prefix = Prefix(list(range(40)), model="m", domain="d")
-    keys = sequence(Generate(1, "r", "m", list(range(40)), PARAMS, "d")).page_keys(2)
+    request = Generate(1, "r", "m", list(range(40)), PARAMS, "d")
+    prefix, keys = Prefix(request), sequence(request).page_keys(2)
 
     def tell() -> int:
         changes = kv.prefix_cache.journal.take()
@@ -140,7 +139,8 @@ def test_the_cache_s_journal_is_the_cache() -> None:
     assert pages is not None
     kv.prefix_cache.insert(keys, pages)
     assert tell() == 2 * PAGE_TOKENS
-    assert index.num_cached(Prefix(list(range(40)), model="m", domain="other"), LAYOUT) == 0
+    other = msgspec.structs.replace(request, cache_domain="other")
+    assert index.num_cached(Prefix(other), LAYOUT) == 0
     kv.prefix_cache.release(pages)
     assert tell() == 2 * PAGE_TOKENS
     assert evict(kv, 1) == 1
