@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from adapters.pool.pool import AdapterPool
 from adapters.pool.source import FixedAdapters
 from benchmarks.gpu_ops import CONTEXT
 from benchmarks.gpu_timing import Bench
@@ -22,7 +21,7 @@ from memory.arena import Arena
 from memory.kv_cache import KVCache
 from ops.base import PAGE_TOKENS, AdapterTables, ForwardBatch, LoRABatch
 from ops.commands import PendingCommands
-from workers.execution.batch import ModelBuffers
+from workers.execution.batch import ModelBuffers, rank_bound
 from workers.execution.engine import Engine
 from workers.execution.graph_runner import GraphRunner, Limits, compute_logits
 from workers.execution.model_runner import ModelRunner
@@ -196,7 +195,7 @@ def make_engine(
     max_tokens = 2048
     buffers = ModelBuffers(memory, tokens, tables)
     parts = cast(LoadedModel, Shaped(model, max_len)), model.ops, buffers
-    limits = Limits.of(rows, max_tokens, max_len, num_slots, vocab)
+    limits = Limits(rows, max_tokens, max_len, num_slots, rank_bound(max(ranks, default=0)), vocab)
     compute = partial(compute_logits, parts[0], buffers)
     runner = ModelRunner(*parts, GraphRunner(limits, model.ops, compute) if graphs else None)
     scheduler = fair_scheduler(
@@ -206,7 +205,7 @@ def make_engine(
     info = ModelInfo("model", "model", max_len)
     engine = Engine(
         *(info, scheduler, runner),
-        EngineReport(info, scheduler, kv, cast(AdapterPool, pool), ring),
+        EngineReport("model", scheduler, ring),
         Unconstrained(),
         RequestLimits(max_len, kv.num_total, vocab, frozenset()),
         clock=time.monotonic,

@@ -14,6 +14,7 @@ from memory.reuse import Reuse
 from workers.base_models.loader import Loaded, WeightLoad
 from workers.base_models.residency import Demand, ModelState
 from workers.device.weight_image import WeightImage
+from workers.execution.graph_runner import GraphRunner
 from workers.execution.model_runner import ModelRunner
 from workers.execution.step_input import Runner
 from workers.models.loading import LoadedModel
@@ -40,6 +41,8 @@ class ServedModel(ModelInstance):
     files."""
     kept_runner: ModelRunner | None = None
     """Runner with its captured graphs, kept as long as the packed weights stay in host memory."""
+    graphs: GraphRunner | None = None
+    """Graphs of the attached runner, if it has any."""
     read_s: float = 0.0
     """Seconds that the model's last load from disk took."""
     reuse: Reuse = field(default_factory=Reuse)
@@ -60,7 +63,13 @@ class ServedModel(ModelInstance):
     @property
     def is_idle(self) -> bool:
         """Whether the model needs no action until it gets work or the catalog changes."""
-        return self.state.is_settled and self.copy_begun_s is None and not self.engine.has_work
+        is_settled = self.state.is_settled and self.copy_begun_s is None
+        return is_settled and not self.engine.has_work and not self.can_capture
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether the weights are on the device and a graph of the model is to be captured."""
+        return self.copy_begun_s is None and bool(self.graphs and self.graphs.can_capture)
 
     @property
     def demand(self) -> Demand:
@@ -122,6 +131,7 @@ class ServedModel(ModelInstance):
         """Sets the runner that computes the engine's steps, and allows adapters to be loaded to the
         device. Called with the memory lock held."""
         self.engine.set_runner(runner)
+        self.graphs = runner.graphs
         self.pool.device.is_here = True
 
     def detach(self) -> Runner | None:
@@ -130,6 +140,7 @@ class ServedModel(ModelInstance):
         self.pool.leave_device()
         runner = self.engine.runner
         self.engine.set_runner(None)
+        self.graphs = None
         return runner
 
     def close(self) -> None:

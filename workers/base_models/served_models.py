@@ -125,6 +125,9 @@ class ServedModels:
             events += self.models[digest].engine.suspend()
         for digest in orders.unsatisfiable:
             events += self._fail_unsatisfiable(self.models[digest])
+        graphs = next((model.graphs for model in active if model.can_capture), None)
+        if graphs is not None:
+            graphs.capture_next()
         for model in active:
             if model.state.tier == "gathering":
                 events += self._gather(model)

@@ -25,8 +25,8 @@ from workers.layers.segments import build_segments
 A = TypeVar("A", Array, Tensor)
 
 RANK_BOUNDS = (16, 64, 256)
-"""Upper bounds of adapter ranks, for which kernels are compiled and graphs captured. A step uses
-the smallest bound that fits. Only the actual ranks, which the device reads, determine the cost."""
+"""Upper bounds of adapter ranks, for which kernels are compiled. A step uses the smallest that
+fits, or as a graph that of the worker's `max_lora_rank`. The device reads the actual ranks."""
 
 
 class BatchInputs(NamedTuple, Generic[A]):

@@ -426,6 +426,7 @@ class Engine:
         if self._num_failed_steps == MAX_FAILED_STEPS:
             raise EngineFailed(f"{MAX_FAILED_STEPS} steps in a row have failed") from error
         try:
-            return recompute(schedule.items, error, lambda items: self._submit(items)[0])
+            results = recompute(schedule.items, error, lambda items: self._submit(items)[0])
         except DeviceFailed as failure:
             raise EngineFailed(str(failure)) from failure
+        return StepOutput(results)

@@ -1,5 +1,5 @@
 """Runner of steps as captured graphs (CUDA graphs). Each graph serves steps up to certain numbers
-of tokens, sequences and adapters, and up to a rank bound.
+of tokens, sequences and adapters.
 
 A graph reads its inputs at fixed addresses. A step is padded to the sizes of the smallest graph
 that fits. If every sequence has one token, each padding token is a sequence of its own. In a step
@@ -12,9 +12,9 @@ the kernels of such a step one by one than the device needs to compute it. Large
 have no graph.
 
 All graphs share their inputs, block tables and logits, because they run one after the other. They
-are captured before the first request. The largest is captured first, so that the others reuse its
-memory for intermediate results. A step whose graph cannot be captured is computed op by op, and the
-capture is tried again after a number of steps.
+are captured one by one: before the first request, or between two steps if the model is loaded
+later. The largest is captured first, so that the others reuse its memory for intermediate results.
+A step whose graph is not captured is computed op by op, and its graph is captured next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ops.base import PAGE_TOKENS, Ops
 from ops.copies import ALIGNMENT, Packing, new_host_buffer
-from workers.execution.batch import BatchInputs, ModelBuffers, StepShape, rank_bounds
+from workers.execution.batch import BatchInputs, ModelBuffers, StepShape
 from workers.execution.step_input import Array
 from workers.models.loading import LoadedModel
 
@@ -41,47 +41,40 @@ log = logging.getLogger(__name__)
 NUM_TOKENS = (1, 2, 4, 8, 16, 24, *range(32, 257, 16))
 """Token counts for which a graph of a step without prompts is captured."""
 NUM_TOKENS_WITH_PROMPTS = (128, 256, 512)
-"""Token counts for which a graph of a step with prompts is captured. Larger steps are computed op
-by op."""
+"""Token counts for which a graph of a step with prompts is captured."""
 FEW_SEQUENCES = 16
 """Maximum number of sequences in the smaller graphs with prompts. Each size of
 `NUM_TOKENS_WITH_PROMPTS` has such graphs, and also graphs for the largest number of sequences."""
-NUM_SEGMENTS = (4, 16, 64)
-"""Adapter counts for which graphs are captured (see `segment_sizes`). There are several because
-each padding segment launches kernel programs, although these end at once."""
-NUM_PAUSED = 256
-"""Number of steps without a graph that are computed op by op after a failed capture, before a
-capture is tried again. The number doubles with each consecutive failure, up to MAX_PAUSED, because
-a capture takes longer than a step."""
-MAX_PAUSED = 1 << 16
+NUM_PAUSED = 2048
+"""Number of steps without a graph after a failed capture before a capture is tried again."""
 SCRATCH_PAGE = 0
 """Byte offset in the arena of the page that padding tokens use. No sequence uses this page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Maximum sizes of the steps for which a model's graphs are captured.
+    """Maximum sizes of a model's steps, adapter slots and sequences (`max_context` tokens).
 
-    num_sequences: maximum number of sequences in a step. num_tokens: maximum number of tokens in a
-    step with prompts. max_context: maximum number of tokens in a sequence. num_slots: number of
-    adapter slots.
+    max_tokens: maximum number of tokens in a step with prompts. max_rank: rank bound of the steps
+    that are to run as graphs.
     """
 
-    num_sequences: int
-    num_tokens: int
+    max_num_seqs: int
+    max_tokens: int
     max_context: int
     num_slots: int
+    max_rank: int
     vocab_size: int
 
-    @classmethod
-    def of(
-        cls, max_num_seqs: int, max_tokens: int, max_context: int, num_slots: int, vocab_size: int
-    ) -> Limits:
-        """Returns limits for steps of up to `max_num_seqs` sequences and `max_tokens` tokens. Both
-        numbers are rounded up to the size of a graph, or down to the size of the largest graph."""
-        num_sequences = _least(NUM_TOKENS, max_num_seqs)
-        num_tokens = _least(NUM_TOKENS_WITH_PROMPTS, max_tokens)
-        return cls(num_sequences, num_tokens, max_context, num_slots, vocab_size)
+    @property
+    def num_sequences(self) -> int:
+        """Maximum number of sequences in a step without prompts that has a graph."""
+        return _least(NUM_TOKENS, self.max_num_seqs)
+
+    @property
+    def num_tokens(self) -> int:
+        """Maximum number of tokens in a step with prompts that has a graph."""
+        return _least(NUM_TOKENS_WITH_PROMPTS, self.max_tokens)
 
     @property
     def num_pages(self) -> int:
@@ -109,14 +102,12 @@ class Limits:
 
 class GraphKey(NamedTuple):
     """Key of a graph: the maximum numbers of tokens, sequences and adapters of the steps that it
-    serves, and their maximum rank (0 without adapters). In steps without prompts, each sequence has
-    one token and is sampled."""
+    serves. In steps without prompts, each sequence has one token and is sampled."""
 
     num_tokens: int
     has_prompts: bool
     num_sequences: int
     num_segments: int
-    max_rank: int
 
 
 Compute = Callable[[BatchInputs[Tensor], StepShape, Tensor], Tensor]
@@ -152,7 +143,7 @@ class GraphInputs:
         """Replaces all inputs with `inputs` and padding. Does not block; the device replaces them
         after the work that was already submitted to it."""
         count, num_pages = inputs.block_tables.shape
-        num_tokens, has_prompts, num_sequences, *_ = self._key
+        num_tokens, has_prompts, num_sequences, _ = self._key
         wide = Packing([np.zeros((num_sequences, num_pages), np.int64)])
         first = self._packing.num_bytes
         end = first + wide.num_bytes
@@ -191,7 +182,7 @@ class StepGraph:
         # `capture` first runs the work once, which computes only padding with these inputs.
         self._inputs.fill(_inputs(0, 0, 0)._replace(block_tables=np.zeros((0, 1), np.int64)))
         max_query = key.num_tokens if key.has_prompts else 1
-        shape = StepShape(max_query, max_context=limits.max_context, max_rank=key.max_rank)
+        shape = StepShape(max_query, limits.max_context, limits.max_rank)
         logits = buffers.logits[: key.num_sequences]
         self._run = ops.capture(partial(compute, self._inputs.tensors, shape, logits))
 
@@ -204,7 +195,7 @@ class StepGraph:
 
 
 class GraphRunner:
-    """Runner of a model's graphs, which are captured by `capture_all` or at first use."""
+    """Runner of a model's graphs."""
 
     def __init__(
         self,
@@ -221,59 +212,67 @@ class GraphRunner:
         self._on_failure = on_failure
         self._buffers = GraphBuffers(limits, ops.device)
         self._graphs: dict[GraphKey, StepGraph] = {}
+        self._missing = sorted(_keys(limits))
+        """Keys of the graphs that are not captured yet. The last is captured next."""
         self._num_paused = 0
         """Number of steps without a graph until captures are tried again; 0 if none failed."""
-        self._next_pause = NUM_PAUSED
 
-    def capture_all(self, max_rank: int) -> int:
-        """Captures the graphs of all steps with ranks up to `max_rank`. Returns their number."""
-        for key in sorted(self._keys(max_rank), reverse=True):
-            self._graph(key)
+    @property
+    def can_capture(self) -> bool:
+        """Whether a graph is missing and no capture has failed recently."""
+        return bool(self._missing) and not self._num_paused
+
+    def capture_all(self) -> int:
+        """Captures all graphs, up to the first failure. Returns their number."""
+        while self.can_capture:
+            self.capture_next()
         return len(self._graphs)
 
     def prepare(self, inputs: BatchInputs[Array], shape: StepShape) -> Callable[[], Tensor] | None:
         """Returns a function that computes the logits (see `StepGraph.prepare`), or None if the
-        step is larger than every graph or its graph cannot be captured."""
+        step is larger than every graph or its graph is not captured."""
         key = self._key(inputs, shape)
-        graph = None if key is None else self._graph(key)
-        return None if graph is None else graph.prepare(inputs)
-
-    def _graph(self, key: GraphKey) -> StepGraph | None:
-        if (graph := self._graphs.get(key)) is not None:
-            return graph
-        if self._num_paused:
-            self._num_paused -= 1
+        if key is None:
             return None
+        if (graph := self._graphs.get(key)) is not None:
+            return graph.prepare(inputs)
+        self._num_paused = max(self._num_paused - 1, 0)
+        self._missing.remove(key)
+        self._missing.append(key)
+        return None
+
+    @torch.inference_mode()
+    def capture_next(self) -> None:
+        """Captures one graph. Called between two steps, when the weights are on the device."""
+        key = self._missing[-1]
         try:
             graph = StepGraph(key, self._limits, self._buffers, self._ops, self._compute)
         except Exception as error:
-            self._num_paused = self._next_pause
-            self._next_pause = min(2 * self._next_pause, MAX_PAUSED)
+            self._num_paused = NUM_PAUSED
             self._on_failure()
             log.warning(
-                "capturing a graph of %d tokens, %d adapters and rank %d failed, the next %d steps"
-                " without a graph run op by op: %s: %s",
-                *(key.num_tokens, key.num_segments, key.max_rank, self._num_paused),
-                *(type(error).__name__, error),
+                "capturing a graph of %d tokens and %d adapters failed, the next %d steps without a"
+                " graph run op by op: %s: %s",
+                *(key.num_tokens, key.num_segments, NUM_PAUSED, type(error).__name__, error),
             )
-            return None
-        self._graphs[key], self._next_pause = graph, NUM_PAUSED
-        return graph
+            return
+        self._graphs[self._missing.pop()] = graph
 
     def _key(self, inputs: BatchInputs[Array], shape: StepShape) -> GraphKey | None:
         """Returns the key of the smallest graph that serves the step, or None if the step is larger
         than every graph."""
+        limits, num_sequences = self._limits, len(inputs.context_lens)
         num_tokens, num_segments = len(inputs.positions), len(inputs.segment_slot)
-        num_sequences, bounds = len(inputs.context_lens), [shape.max_rank] if num_segments else []
+        if num_segments and shape.max_rank > limits.max_rank:
+            return None
         if shape.max_query == 1 and len(inputs.last_tokens) == num_tokens:
-            if num_tokens > self._limits.num_sequences:
+            if num_tokens > limits.num_sequences:
                 return None
-            size = NUM_TOKENS[bisect_left(NUM_TOKENS, num_tokens)]
-            keys = self._generating_keys(size, bounds)
+            keys = generating_keys(NUM_TOKENS[bisect_left(NUM_TOKENS, num_tokens)], limits)
         else:
             # Padding tokens form one more sequence.
             num_sequences += 1
-            keys = self._prompt_keys(bounds)
+            keys = _prompt_keys(limits)
         least = num_tokens, num_sequences, num_segments
         for key in keys:
             sizes = key.num_tokens, key.num_sequences, key.num_segments
@@ -281,47 +280,37 @@ class GraphRunner:
                 return key
         return None
 
-    def _keys(self, max_rank: int) -> Iterator[GraphKey]:
-        bounds = rank_bounds(max_rank)
-        for size in NUM_TOKENS[: NUM_TOKENS.index(self._limits.num_sequences) + 1]:
-            yield from self._generating_keys(size, bounds)
-        yield from self._prompt_keys(bounds)
 
-    def _generating_keys(self, num_tokens: int, bounds: list[int]) -> Iterator[GraphKey]:
-        """Yields keys of graphs for `num_tokens` tokens without prompts, the smallest first."""
-        yield GraphKey(num_tokens, False, num_tokens, 0, 0)
-        for num_segments in segment_sizes(num_tokens, self._limits.num_slots):
-            for bound in bounds:
-                yield GraphKey(num_tokens, False, num_tokens, num_segments, bound)
-
-    def _prompt_keys(self, bounds: list[int]) -> Iterator[GraphKey]:
-        """Yields keys of graphs for steps with prompts, the smallest first."""
-        last = NUM_TOKENS_WITH_PROMPTS.index(self._limits.num_tokens)
-        for num_tokens in NUM_TOKENS_WITH_PROMPTS[: last + 1]:
-            for most in sorted(
-                {min(FEW_SEQUENCES, self._limits.num_sequences) + 1, self._limits.num_rows}
-            ):
-                num_sequences = min(most, num_tokens)
-                yield GraphKey(num_tokens, True, num_sequences, 0, 0)
-                # With more adapters, LoRA kernels would work token by token (see `segment_sizes`).
-                num_segments = min(num_sequences, self._limits.num_slots, (num_tokens - 1) // 2)
-                for bound in bounds:
-                    yield GraphKey(num_tokens, True, num_sequences, num_segments, bound)
+def _keys(limits: Limits) -> Iterator[GraphKey]:
+    for size in NUM_TOKENS[: NUM_TOKENS.index(limits.num_sequences) + 1]:
+        yield from generating_keys(size, limits)
+    yield from _prompt_keys(limits)
 
 
-def segment_sizes(num_tokens: int, num_slots: int) -> list[int]:
-    """Returns the numbers of adapters that graphs of `num_tokens` tokens are captured for, in
-    ascending order.
+def generating_keys(num_tokens: int, limits: Limits) -> Iterator[GraphKey]:
+    """Yields keys of graphs for `num_tokens` tokens without prompts, the smallest first: without
+    adapters, with the largest number with which LoRA kernels work adapter by adapter, and with the
+    largest number.
 
-    If a graph has at least half as many adapters as tokens, LoRA kernels work token by token
-    (`ops.triton_table.reads_by_row`), otherwise adapter by adapter. Padding must not make a step of
-    few adapters work token by token. Therefore the second largest number is the largest number of
-    adapters for which the kernels work adapter by adapter.
+    With at least half as many adapters as tokens, the kernels work token by token
+    (`ops.triton_table.reads_by_row`). Padding must not make a step of few adapters do so.
     """
-    most = min(num_tokens, num_slots)
-    by_adapter = (num_tokens - 1) // 2
-    sizes = {*(size for size in NUM_SEGMENTS if size < by_adapter), by_adapter, most}
-    return sorted({min(size, most) for size in sizes if size})
+    most = min(num_tokens, limits.num_slots)
+    for num_segments in sorted({0, min((num_tokens - 1) // 2, most), most}):
+        yield GraphKey(num_tokens, False, num_tokens, num_segments)
+
+
+def _prompt_keys(limits: Limits) -> Iterator[GraphKey]:
+    """Yields keys of graphs for steps with prompts, the smallest first."""
+    last = NUM_TOKENS_WITH_PROMPTS.index(limits.num_tokens)
+    few = min(FEW_SEQUENCES, limits.num_sequences) + 1
+    for num_tokens in NUM_TOKENS_WITH_PROMPTS[: last + 1]:
+        for most in sorted({few, limits.num_rows}):
+            num_sequences = min(most, num_tokens)
+            yield GraphKey(num_tokens, True, num_sequences, 0)
+            # With more adapters, LoRA kernels would work token by token (see `generating_keys`).
+            num_segments = min(num_sequences, limits.num_slots, (num_tokens - 1) // 2)
+            yield GraphKey(num_tokens, True, num_sequences, num_segments)
 
 
 def _least(sizes: tuple[int, ...], number: int) -> int:

@@ -50,8 +50,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, step: StepInput, *, may_use_graph: bool = True) -> LaunchedStep:
         """Submits a step: applies its commands, computes its tokens, draws its samples, scores its
-        prompts and pools their hidden states. Blocks only while a graph is captured, and after a
-        failure."""
+        prompts and pools their hidden states. Blocks only after a failure."""
         try:
             return self._launch(step, may_use_graph)
         except Exception:

@@ -23,17 +23,13 @@ class CompletedStep:
 Launch = Callable[[list[ScheduledSequence]], PendingStep]
 
 
-def recompute(items: list[ScheduledSequence], error: Exception, launch: Launch) -> StepOutput:
+def recompute(
+    items: list[ScheduledSequence], error: Exception, launch: Launch
+) -> list[SequenceResult]:
     """Returns the results of a step that has failed with `error`. Computes each half of the items
     as a step of its own, and divides a half that fails again. An item that fails on its own gets
     the error `internal`. A repeated computation writes the same KV and draws the same tokens.
     Raises DeviceFailed."""
-    return StepOutput(_divide(items, error, launch))
-
-
-def _divide(
-    items: list[ScheduledSequence], error: Exception, launch: Launch
-) -> list[SequenceResult]:
     if isinstance(error, DeviceFailed):
         raise error
     if len(items) <= 1:
@@ -43,5 +39,5 @@ def _divide(
         try:
             results += launch(half).result().sequences
         except Exception as half_error:
-            results += _divide(half, half_error, launch)
+            results += recompute(half, half_error, launch)
     return results

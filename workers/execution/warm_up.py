@@ -57,7 +57,7 @@ def warm_up_runner(runner: ModelRunner, max_rank: int, max_tokens: int) -> int:
     if ops.compiles:
         for step in every_form(model.plan.max_model_len, max_tokens, max_rank):
             runner.launch(step, may_use_graph=False).result()
-    num_graphs = 0 if graphs is None else graphs.capture_all(max_rank)
+    num_graphs = 0 if graphs is None else graphs.capture_all()
     log.info(
         "%d kernels compiled or read, %d graphs captured in %.1f s",
         *(ops.num_compiled, num_graphs, (perf_counter_ns() - begin) / 1e9),

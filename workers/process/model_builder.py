@@ -30,7 +30,7 @@ from workers.constraints.grammars import Grammars
 from workers.constraints.request_constraints import RequestConstraints
 from workers.constraints.sequence_grammar import GrammarThreads
 from workers.device.weight_image import WeightImage
-from workers.execution.batch import ModelBuffers
+from workers.execution.batch import ModelBuffers, rank_bound
 from workers.execution.engine import Engine
 from workers.execution.graph_runner import GraphRunner, Limits, compute_logits
 from workers.execution.model_runner import ModelRunner
@@ -225,11 +225,12 @@ def read_plan(config: WorkerConfig, store: Store, digest: str) -> ModelPlan:
 
 
 def graph_limits(config: WorkerConfig, plan: ModelPlan) -> Limits:
-    return Limits.of(
+    return Limits(
         config.max_num_seqs,
         config.max_batched_tokens,
         plan.max_model_len,
         config.max_loaded_adapters,
+        rank_bound(config.max_lora_rank),
         plan.spec.vocab_size,
     )
 

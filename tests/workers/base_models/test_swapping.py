@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import msgspec
@@ -33,6 +33,7 @@ from workers.base_models import fetcher
 from workers.base_models.served_model import ServedModel
 from workers.device.device_memory import AddressRange
 from workers.execution.batch import ModelBuffers
+from workers.execution.graph_runner import GraphRunner
 from workers.execution.model_runner import ModelRunner
 from workers.importer import import_model
 from workers.models.plan import ModelPlan
@@ -243,6 +244,44 @@ def test_kept_weights_are_read_once_and_what_was_captured_for_them_stays(
     assert driver.answers[1] == driver.answers[3] == driver.answers[5]
     assert all(len(found - {id(None)}) == 1 for found in runners.values())
     assert {m.num_swaps for m in driver.worker.status(False, 0).models} == {3}
+
+
+def test_graphs_of_a_model_that_comes_later_are_captured_one_between_two_steps(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the sequences of another model wait for one at a time. Those of a model that is there
+    at the start are captured before."""
+    turns, captures = [0], list[int]()
+    step, capture = loop.WorkerLoop._step, GraphRunner.capture_next
+
+    def counted_step(self: loop.WorkerLoop) -> Any:
+        turns[0] += 1
+        return step(self)
+
+    def noted_capture(self: GraphRunner) -> None:
+        captures.append(turns[0])
+        capture(self)
+
+    monkeypatch.setattr(loop.WorkerLoop, "_step", counted_step)
+    monkeypatch.setattr(GraphRunner, "capture_next", noted_capture)
+    with Driver(house.config("one", "two", room=2, **FORMS["as-on-a-gpu"])) as driver:
+        instances = [driver.worker.instances[house.digests[name]] for name in ("one", "two")]
+        at_start = len(captures)
+        assert set(captures) == {0} and not any(each.can_capture for each in instances)
+        three = DesiredModel(house.digests["three"], "three")
+        wanted = [DesiredModel(house.digests[name], name) for name in ("one", "two")]
+        driver.loop.post(1, Desired(1, [], [*wanted, three]))
+        driver.await_status(lambda s: "three" in models(s))
+        driver.submit(house.generate(0, "one", [1, 2, 3], 100))
+        driver.submit(house.generate(1, "three", [1, 2, 3], 8))
+        driver.wait()
+        later = driver.worker.instances[house.digests["three"]]
+        deadline = monotonic() + 60
+        while later.can_capture and monotonic() < deadline:
+            sleep(0.01)
+    assert set(driver.ended.values()) == {FinishReason.LENGTH}
+    assert later.graphs is not None and len(later.graphs._graphs) == len(captures) - at_start > 10
+    assert len(set(captures[at_start:])) == len(captures) - at_start
 
 
 def test_kept_weights_are_bounded(house: House) -> None:
