@@ -8,31 +8,22 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from litestar import Litestar
-from litestar.datastructures import State
-
 from gateway import telemetry
-from gateway.catalog.source import SnapshotSource
+from gateway.catalog.catalog import SnapshotSource
 from gateway.config import GatewayConfig
 from gateway.control.tasks import ControlTasks
-from gateway.http.cross_origin import CrossOrigin
-from gateway.http.error_answers import to_response
-from gateway.http.handlers import DataPlane
-from gateway.http.openapi import describe, document
-from gateway.http.request import HttpRequest
 from gateway.http.routes import (
     completions,
     embeddings,
-    health,
     messages,
     models,
-    reference,
+    public,
     tokens,
 )
+from gateway.http.routing import CrossOrigin, DataPlane
 from gateway.requests.services import Gateway
 from store.database import Database
 from store.periodic import repeat
-from web.openapi import Requirements, StructSchemas
 from workers.wire.client import WorkerClient
 
 ROUTES = [
@@ -49,11 +40,10 @@ ROUTES = [
     models.get_model,
     tokens.tokenize,
     tokens.detokenize,
-    health.livez,
-    health.readyz,
-    health.get_version,
-    reference.show_reference,
-    reference.welcome,
+    public.livez,
+    public.readyz,
+    public.get_version,
+    public.welcome,
 ]
 
 START_WAIT_S = 2.0
@@ -65,15 +55,13 @@ WAL_CHECK_S = 5.0
 
 @asynccontextmanager
 async def _running(
-    gateway: Gateway, control: ControlTasks | None, app: Litestar
+    gateway: Gateway, control: ControlTasks | None, documents: public.Documents
 ) -> AsyncGenerator[None, None]:
     """Runs the background tasks of a gateway while the application serves requests. Waits up to
     START_WAIT_S for the first catalog before the port is opened, so that the first clients are not
     refused."""
     await gateway.wal.open()
-    # The OpenAPI documents are written here, because otherwise the first request for one would
-    # write it and delay all other requests.
-    await asyncio.to_thread(reference.write_documents, app)
+    await asyncio.to_thread(documents.write)
     telemetry.show(lambda: gateway.standing)
     works = [
         gateway.fleet.run(),
@@ -113,8 +101,8 @@ def create_app(
     source: SnapshotSource,
     clients: Sequence[WorkerClient],
     database: Database | None = None,
-    document_beside: reference.Json | None = None,
-) -> Litestar:
+    document_beside: public.Json | None = None,
+) -> DataPlane:
     """Creates the data plane. `source` yields the catalog's snapshots. `clients` are the clients of
     the workers in the settings, which are not connected yet. Registered workers are found in the
     catalog. Without a database, no report is written, no adapter is verified, no canary is rolled
@@ -133,14 +121,10 @@ def create_app(
             gateway.wal,
             gateway.leases,
         )
+    documents = public.Documents(ROUTES, document_beside)
     return DataPlane(
-        cross_origin=CrossOrigin(config.cors_origins) if config.cors_origins else None,
-        route_handlers=ROUTES,
-        lifespan=[partial(_running, gateway, control)],
-        state=State({"gateway": gateway, reference.BESIDE: document_beside}),
-        request_class=HttpRequest,
-        exception_handlers={Exception: to_response},
-        openapi_config=document(),
-        plugins=[StructSchemas(), Requirements(describe)],
-        logging_config=None,
+        gateway,
+        [*ROUTES, *documents.routes],
+        partial(_running, gateway, control, documents),
+        CrossOrigin(config.cors_origins) if config.cors_origins else None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from store.errors import ApiError, Conflict, Invalid, NotFound
+from store.errors import INVALID, ApiError, Conflict, Invalid, NotFound
 from web.error_answers import to_api_error, to_logged_error
 from web.errors import Overloaded, TooMany
 from workers.wire.client import WorkerFailed
@@ -166,6 +166,27 @@ class UsageUnavailable(Overloaded):
     code = "usage_unavailable"
     retry_after_s = 5
     is_ours = True
+
+
+class RouteNotFound(ApiError):
+    """Error for a path that is not served."""
+
+    status = 404
+    type = "not_found_error"
+    code = "route_not_found"
+
+
+class MethodNotAllowed(ApiError):
+    """Error for a method with which a path is not served."""
+
+    status = 405
+    type = INVALID
+    code = "method_not_allowed"
+
+    def __init__(self, allowed: str) -> None:
+        """`allowed` is the value of the header `allow`."""
+        super().__init__("Method Not Allowed")
+        self.headers = {"allow": allowed}
 
 
 FAILURES: Mapping[ErrorCode, type[ApiError]] = {

@@ -351,6 +351,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             self.template_arguments,
         )
 
+    def with_dropped(self, *names: str) -> Request:
+        """Returns the request with these names added to its fields without effect."""
+        if not names:
+            return self
+        return msgspec.structs.replace(self, dropped=tuple(sorted((*self.dropped, *names))))
+
 
 def _size(value: Any) -> int:
     return len(msgspec.json.encode(value))

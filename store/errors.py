@@ -25,6 +25,8 @@ class ApiError(Exception):
     lets them decide by the status."""
     is_ours: ClassVar[bool] = False
     """Whether the server caused the failure. If so, the request's rate limit is credited."""
+    headers: Mapping[str, str] = {}
+    """Further headers of the answer."""
     public_message: ClassVar[str | None] = None
     """Text that clients get instead of the message, because the message may name hosts or accounts.
     None sends the message."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.http.refusal_metrics import GatewayRefusals
+from gateway.requests.services import GatewayRefusals
 from web.http_protocol import HEAD_S, KEEP_ALIVE_S
 from web.server import Server, make_config
 

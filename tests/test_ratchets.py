@@ -23,7 +23,7 @@ LINES = {
     "store": 1_520,
     "telemetry": 560,
     "tools": 1_940,
-    "web": 2_760,
+    "web": 2_740,
     "workers": 18_400,
 }
 """Lines of a package's own files, rounded up."""

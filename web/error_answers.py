@@ -73,9 +73,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 def error_headers(error: ApiError) -> dict[str, str]:
     """Returns the HTTP headers for an error, such as `retry-after`. Official clients use some of
     them to decide whether and when to retry."""
-    headers: dict[str, str] = {}
-    if isinstance(error, FrameworkRefusal):
-        headers |= error.headers
+    headers = dict(error.headers)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if (seconds := error.retry_after_s) is not None:

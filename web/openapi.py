@@ -68,7 +68,8 @@ class StructSchemas(OpenAPISchemaPlugin):
 
     def to_openapi_schema(self, field_definition: FieldDefinition, schema_creator: Any) -> Any:
         """Returns a reference to the struct's schema. Adds it and all schemas that it refers to."""
-        own_name, named = _written(field_definition.annotation)
+        own, named = schemas_of(field_definition.annotation)
+        own_name = own["$ref"].rpartition("/")[2]
         for name, written in named.items():
             known = self._known.setdefault(name, written)
             assert known == written, f"two types are named {name}"
@@ -93,16 +94,20 @@ class Requirements(ReceiveRoutePlugin):
 
 
 @cache
-def _written(kind: type[msgspec.Struct]) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Returns the struct's name, and a dict of its schema and all schemas that it refers to, by
-    name. Cached, because the struct of error bodies is needed for each route."""
+def schemas_of(kind: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Returns a type's schema, which is a reference if it is a struct, and all schemas that it
+    refers to, by name. They do not show that a field is null by default. Cached, because the struct
+    of error bodies is needed for each route."""
     (own,), components = msgspec.json.schema_components([kind], ref_template=REFERENCE)
     # Defaults may be tuples or structs, which become JSON values when they are encoded.
     named = msgspec.json.decode(msgspec.json.encode(components))
-    name = own["$ref"].rpartition("/")[2]
-    if "example" in vars(kind):
-        named[name]["examples"] = [kind.__dict__["example"]]
-    return name, named
+    for written in named.values():
+        for field in written.get("properties", {}).values():
+            if field.get("default", field) is None:
+                del field["default"]
+    if "example" in getattr(kind, "__dict__", ()):
+        named[own["$ref"].rpartition("/")[2]]["examples"] = [kind.__dict__["example"]]
+    return own, named
 
 
 def _key(name: str) -> FieldDefinition:

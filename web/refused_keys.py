@@ -8,7 +8,8 @@ presented.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -77,6 +78,15 @@ class RefusedKeys:
         self._process = process
         self._pepper = pepper
         self._counts: dict[str, dict[Presented, Count]] = {}
+
+    @contextmanager
+    def noting(self, scope: Any, authorization: str | None) -> Generator[None]:
+        """Counts a request if Unauthenticated or Forbidden is raised within, as `note` does."""
+        try:
+            yield
+        except (Unauthenticated, Forbidden) as error:
+            self.note(scope, authorization, error)
+            raise
 
     def note(
         self, scope: Any, authorization: str | None, error: Unauthenticated | Forbidden

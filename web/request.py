@@ -54,38 +54,30 @@ class UploadPace:
             self._waited_s, self._num_bytes = 0.0, 0
 
 
-class PlaneRequest(Request[U, Any, State]):
-    """Request with an id and a start time. The id is always the server's own and never taken from
-    the client, because usage and changes are recorded under it."""
+class BodyReader:
+    """Reader of the body of one request."""
 
-    def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(scope, *args, **kwargs)
-        number_request(scope)
-
-    @property
-    def request_id(self) -> str:
-        return self.scope["state"]["request_id"]
+    scope: Any
+    receive: Any
 
     @property
     def num_body_bytes(self) -> int:
         """Content-Length of the request, or 0 if the header is missing."""
         return announced_bytes(self.scope)
 
-    async def stream(
-        self, max_bytes: int | None = None, pace: UploadPace | None = None
+    async def chunks(
+        self, max_bytes: int | None, pace: UploadPace | None = None
     ) -> AsyncGenerator[bytes]:
         """Yields the body in chunks as it arrives.
 
         The body's bytes count as held in memory until the request is answered, and the body must
         arrive by `HeldBody.latest_end`. With a `pace`, only the pace limits the time, and a chunk's
-        bytes count until the next chunk is requested. If `max_bytes` is None, the route's limit
-        applies. Raises TooLarge, Overloaded, or Stalled if the client is too slow or disconnects.
+        bytes count until the next chunk is requested. Raises TooLarge, Overloaded, or Stalled if
+        the client is too slow or disconnects.
         """
         loop, held = asyncio.get_running_loop(), held_body(self.scope)
         if pace is not None:
             check_not_compressed(self.scope)
-        if max_bytes is None:
-            max_bytes = self.route_handler.resolve_request_max_body_size()
         check_bytes(self.num_body_bytes, max_bytes)
         if pace is None:
             _check_memory(held.excess_with(max(0, self.num_body_bytes - held.num_read)))
@@ -111,22 +103,16 @@ class PlaneRequest(Request[U, Any, State]):
                 pace.add(waited_s, len(chunk))
                 held.release(min(len(chunk), held.num_bytes))
 
-    async def body(self) -> bytes:
-        """Returns the whole body, within the route's limit. Raises the errors of `read`."""
-        if self._body is Empty:
-            self._body = await self.read(self.route_handler.resolve_request_max_body_size())
-        return self._body
-
     async def read(self, max_bytes: int | None) -> bytes:
         """Returns the whole body, decoded if it is compressed. `max_bytes` limits its bytes before
-        and after. Raises the errors of `stream`, UnsupportedEncoding, and Invalid if the body
+        and after. Raises the errors of `chunks`, UnsupportedEncoding, and Invalid if the body
         cannot be decoded."""
         decoder = None
         if find_header(self.scope, b"content-encoding") is not None:
             decoder = decoder_of_body(self.scope)
         # The chunks are joined, because small ones take many times the memory that is counted.
         body = bytearray()
-        async for chunk in self.stream(max_bytes):
+        async for chunk in self.chunks(max_bytes):
             if decoder is None:
                 body += chunk
             else:
@@ -155,6 +141,35 @@ class PlaneRequest(Request[U, Any, State]):
                 num_decoded = 0
                 await asyncio.sleep(0)
         held.release(len(chunk))
+
+
+class PlaneRequest(Request[U, Any, State], BodyReader):
+    """Request with an id and a start time. The id is always the server's own and never taken from
+    the client, because usage and changes are recorded under it."""
+
+    def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(scope, *args, **kwargs)
+        number_request(scope)
+
+    @property
+    def request_id(self) -> str:
+        return self.scope["state"]["request_id"]
+
+    def stream(
+        self, max_bytes: int | None = None, pace: UploadPace | None = None
+    ) -> AsyncGenerator[bytes]:
+        """Yields the body as `chunks` does. If `max_bytes` is None, the route's limit applies."""
+        return self.chunks(self._limit if max_bytes is None else max_bytes, pace)
+
+    async def body(self) -> bytes:
+        """Returns the whole body, within the route's limit. Raises the errors of `read`."""
+        if self._body is Empty:
+            self._body = await self.read(self._limit)
+        return self._body
+
+    @property
+    def _limit(self) -> int | None:
+        return self.route_handler.resolve_request_max_body_size()
 
 
 def check_bytes(num_bytes: int, max_bytes: int | None) -> None:

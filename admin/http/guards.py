@@ -40,15 +40,12 @@ def requires(*scopes: str, changes_rows: bool = True) -> Guard:
     async def guard(connection: HttpConnection, _handler: BaseRouteHandler) -> None:
         plane = connection.app.state.admin
         header = connection.headers.get("authorization")
-        try:
+        with plane.refused_keys.noting(connection.scope, header):
             key = await authenticate(plane.key_lookup, plane.config.pepper, header)
             check_address(key, connection.scope)
             caller = key.caller
             if caller.scopes.isdisjoint(scopes):
                 raise Forbidden(f"This API key lacks the scope {' or '.join(scopes)}.")
-        except (Unauthenticated, Forbidden) as error:
-            plane.refused_keys.note(connection.scope, header, error)
-            raise
         if caller.tenant_id is not None:
             is_read = cast(HTTPScope, connection.scope)["method"] in ("GET", "HEAD")
             plane.tenant_rates.take(caller.tenant_id, is_write=changes_rows and not is_read)

@@ -12,8 +12,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from gateway.catalog.cards import AdapterCard, ModelCard
-from gateway.catalog.resolved_model import ResolvedModel, pick_version
+from gateway.catalog.resolved_model import AdapterCard, ModelCard, ResolvedModel, pick_version
 from gateway.exceptions import ModelNotFound
 from gateway.quota_types import FREE, ORDINARY, Limit, Service, limits_of
 from store.records import (

@@ -8,7 +8,7 @@ from heapq import nlargest
 
 from gateway import telemetry
 from gateway.dispatch.in_flight import InFlightRequests
-from gateway.metering.usage import Status
+from gateway.metering.usage_loader import Status
 from store.database import Database
 from store.gateway_load import GatewayLoad, ModelLoad, TenantLoad
 from store.queries import sql

@@ -72,18 +72,16 @@ class InFlightRequest:
         if self._version is not None:
             requests.by_version[self._version] += 1
 
-    def end(
-        self, failure: BaseException | None = None, first_token_at: float | None = None
-    ) -> None:
-        """Ends the request. Must be called once. `first_token_at` is a time of
-        time.perf_counter()."""
+    def end(self, failure: BaseException | None) -> None:
+        """Ends the request. Must be called once. `failure` is the exception that ended it."""
         self._requests.open.remove(self)
         if self._version is not None:
             self._requests.by_version[self._version] -= 1
             if not self._requests.by_version[self._version]:
                 del self._requests.by_version[self._version]
         if self._target.canary is not None:
-            ttft_s = None if first_token_at is None else first_token_at - self._started_at
+            first_at = None if self.generation is None else self.generation.first_output_at
+            ttft_s = None if first_at is None else first_at - self._started_at
             self._requests.outcomes.add(self._target, failure, ttft_s)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.catalog.auth import Principal
+from gateway.catalog.catalog import Principal
 from gateway.catalog.resolved_model import ResolvedModel
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.limits.bounds import (

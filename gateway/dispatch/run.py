@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.catalog.auth import Principal
+from gateway.catalog.catalog import Principal
 from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dispatch.prompts import Prompt
 from gateway.exceptions import InvalidRequest

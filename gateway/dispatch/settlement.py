@@ -1,5 +1,5 @@
-"""Settles one admitted request exactly once, however it ends: records its usage, settles its
-limits, and reports it in metrics, trace and log."""
+"""Settles one admitted request exactly once, however it ends: records its usage, and reports it in
+metrics, trace and log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import msgspec
 
 from gateway import telemetry
 from gateway.dispatch.generation import Generation, WorkerTimes
-from gateway.dispatch.in_flight import InFlightRequest
 from gateway.dispatch.run import Run
 from gateway.exceptions import UsageUnavailable, error_type
-from gateway.limits.admission import Admission, Reservation
-from gateway.metering.usage import Status, UsageRecord
+from gateway.limits.admission import Reservation
+from gateway.metering.usage_loader import Status, UsageRecord
 from gateway.metering.wal import Batch, WriteAheadLog
 from gateway.tracing import Detail, Event, Stage, Value
 from telemetry.tallies import Histogram, exemplar
@@ -42,18 +41,13 @@ class Settlement:
         run: Run,
         generation: Generation,
         reservation: Reservation,
-        *,
         wal: WriteAheadLog,
-        admission: Admission,
-        in_flight: InFlightRequest,
     ) -> None:
         self.request_id = run.request_id
         self._run = run
         self._generation = generation
         self._reservation = reservation
         self._wal = wal
-        self._admission = admission
-        self._in_flight = in_flight
         self._batch: Batch | None = None
 
     async def keep(self, status: Status) -> None:
@@ -67,17 +61,13 @@ class Settlement:
             raise UsageUnavailable("What this request used could not be recorded.") from error
 
     def settle(self, failure: Exception | None) -> None:
-        """Records the usage if it is not recorded yet, unless the request was refused, and releases
-        everything that the request holds. `failure` is the exception that ended the answer, or None
-        if the answer was completed or the client disconnected."""
+        """Records the usage if it is not recorded yet, unless the request was refused. `failure` is
+        the exception that ended the answer, or None if the answer was completed or the client
+        disconnected."""
         generation, trace = self._generation, self._run.trace
         if not generation.is_refused:
             self._record(Status.CANCELLED if failure is None else Status.FAILED)
-        self._admission.settle(self._reservation, generation.usage)
-        self._in_flight.end(failure, generation.first_output_at)
         trace.first_output_at = generation.first_output_at
-        if failure is not None:
-            trace.fail(error_type(failure))
         outcome = (
             "completed" if generation.is_done else "cancelled" if failure is None else "failed"
         )

@@ -1,33 +1,24 @@
-"""Adds refusals, and headers of requests and answers, to the data plane's OpenAPI document, because
-the handlers' signatures do not contain them."""
+"""Writes the OpenAPI document of the data plane."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, get_args
 
 import msgspec
-from litestar import Router
-from litestar.enums import ParamType
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi import OpenAPIConfig, ResponseSpec
-from litestar.openapi.spec import (
-    OpenAPIResponse,
-    OpenAPIType,
-    Parameter,
-    Schema,
-)
-from litestar.routes import HTTPRoute
 
 from gateway.dialects.messages_fields import MessageAnswer
 from gateway.dialects.responses_fields import ResponseAnswer
-from gateway.http.guards import INFERENCE
-from gateway.http.handlers import HotRoute
 from gateway.http.request import MAX_BODY_BYTES, MAX_TIMEOUT_S
-from web.guards import public
+from gateway.http.routing import Route
 from web.headers import is_of_messages
 from web.messages_errors import OVERLOADED, MessagesErrorBody
-from web.openapi import Headers, PlaneOperation, header, plane_document, refused
+from web.openapi import ErrorBody, schemas_of
+
+Json = dict[str, Any]
 
 REFUSALS = {
     400: "The request is invalid or not supported; `param` names the field.",
@@ -42,62 +33,61 @@ REFUSALS = {
     503: "The server is overloaded, or no worker can serve the request now.",
     504: "No answer began within `x-request-timeout`.",
 }
+
+
+def _header(description: str, *, required: bool = True, **schema: Any) -> Json:
+    """Returns the description of a header. `schema` is its JSON Schema."""
+    return {"description": description, "required": required, "deprecated": False, "schema": schema}
+
+
+_if_present = partial(_header, required=False)
 ALWAYS = {
-    "x-request-id": header(
-        {"type": "string", "pattern": "^req_"}, description="Id of the request, for the operator."
-    ),
-    "openai-processing-ms": header(
-        {"type": "integer", "minimum": 0}, description="Milliseconds until the answer began."
+    "x-request-id": _header("Id of the request, for the operator.", type="string", pattern="^req_"),
+    "openai-processing-ms": _header(
+        "Milliseconds until the answer began.", type="integer", minimum=0
     ),
 }
 LIMITS = {
-    f"x-ratelimit-{what}-{unit}": header(
-        {"type": "string" if what == "reset" else "integer"},
-        required=False,
-        description="Present if the tenant or the key has such a limit.",
+    f"x-ratelimit-{what}-{unit}": _if_present(
+        "Present if the tenant or the key has such a limit.",
+        type="string" if what == "reset" else "integer",
     )
     for unit in ("requests", "tokens")
     for what in ("limit", "remaining", "reset")
 }
 REQUEST_ID = {
-    "request-id": header(
-        {"type": "string", "pattern": "^req_"},
-        description="The id of `x-request-id`, for Anthropic's clients.",
+    "request-id": _header(
+        "The id of `x-request-id`, for Anthropic's clients.", type="string", pattern="^req_"
     )
 }
-"""Header that Anthropic's clients read."""
 DROPPED = {
-    "loraplex-dropped": header(
-        {"type": "string"},
-        required=False,
-        description="Names of fields that had no effect, if there are any.",
+    "loraplex-dropped": _if_present(
+        "Names of fields that had no effect, if there are any.", type="string"
     )
 }
 SERVED = {
-    "loraplex-worker": header({"type": "string"}, description="Id of the worker."),
-    "loraplex-adapter-version": header(
-        {"type": "integer", "minimum": 1},
-        required=False,
-        description="Present if the model is an adapter.",
+    "loraplex-worker": _header("Id of the worker.", type="string"),
+    "loraplex-adapter-version": _if_present(
+        "Present if the model is an adapter.", type="integer", minimum=1
     ),
 }
 AFTER = {
-    f"retry-after{suffix}": header(
-        {"type": "integer", "minimum": 1},
-        required=False,
-        description=f"{unit} after which to repeat the request.",
+    f"retry-after{suffix}": _if_present(
+        f"{unit} after which to repeat the request.", type="integer", minimum=1
     )
     for suffix, unit in (("", "Seconds"), ("-ms", "Milliseconds"))
 }
-FINAL = header(
-    {"const": "false"}, required=False, description="Present if repeating the request is of no use."
+FINAL = _if_present("Present if repeating the request is of no use.", const="false")
+TIMEOUT = {"name": "x-request-timeout", "in": "header"} | _if_present(
+    "Seconds within which the first token is useful. Default: 600.",
+    type="number",
+    exclusiveMinimum=0,
+    maximum=MAX_TIMEOUT_S,
 )
-TIMEOUT = Parameter(
-    "x-request-timeout",
-    ParamType.HEADER,
-    schema=Schema(type=OpenAPIType.NUMBER, exclusive_minimum=0, maximum=MAX_TIMEOUT_S),
-    description="Seconds within which the first token is useful. Default: 600.",
-)
+PUBLIC_REFUSALS = {"/version": (429, 503)}
+"""Statuses of refusals by public routes, by path."""
+NOT_READY = dict.fromkeys(("/readyz", "/health"), "Not ready; `reason` says why.")
+"""Descriptions of answers with status 503 that are no errors, by path."""
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -164,101 +154,130 @@ STREAMED_ANSWERS: dict[str, type[msgspec.Struct]] = {
 """Bodies of the answers of routes that may stream, by path. Others use `Completion`."""
 
 
-class PublicOperation(PlaneOperation):
-    always = ALWAYS
-
-
-class KeyOperation(PlaneOperation):
-    always = ALWAYS | LIMITS
-
-
-class TokensOperation(PlaneOperation):
-    """Operation that returns or counts a conversation's tokens."""
-
-    always = KeyOperation.always | DROPPED
-
-
-class ServedOperation(PlaneOperation):
-    """Operation that runs on a worker and has a deadline."""
-
-    always = KeyOperation.always | SERVED | DROPPED
-    more_parameters = (TIMEOUT,)
-
-
-class GenerationOperation(ServedOperation):
-    """Operation that may answer with a stream."""
-
-    other_answers: ClassVar = {"text/event-stream": Schema(type=OpenAPIType.STRING)}
-
-
-@dataclass
-class _OfMessages(PlaneOperation):
-    """Operation of Anthropic's Messages API. It describes its errors itself, because the document's
-    shared components have OpenAI's error format."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for status, response in (self.responses or {}).items():
-            if int(status) >= 400 and isinstance(response, OpenAPIResponse):
-                response.headers = {**ALWAYS, **REQUEST_ID, **_headers_of(int(status))}
-
-
-class CountOperation(_OfMessages, TokensOperation):
-    always = TokensOperation.always | REQUEST_ID
-
-
-class MessagesOperation(_OfMessages, GenerationOperation):
-    always = GenerationOperation.always | REQUEST_ID
-
-
-def describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
-    """Sets the security, statuses and answers that the handler's guard and signature imply."""
-    guards: Any = handler.resolve_guards()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    if public in guards:
-        handler.operation_class = PublicOperation
-        return
-    handler.security = [{"key": [INFERENCE]}]
-    of_messages, on_worker = is_of_messages(route.path), isinstance(handler, HotRoute)
-    statuses = {401, 403, 429, 503}
-    if route.path_parameters:
-        statuses |= {400, 404}
-    if handler.parsed_data_field is not None:
-        statuses |= {400, 404, 408, 409, 413}
-    answers: dict[int, ResponseSpec] = {}
-    if on_worker:
-        whole = WHOLE_ANSWERS.get(route.path)
-        kind = ServedOperation if whole else GenerationOperation
-        handler.operation_class = MessagesOperation if of_messages else kind
-        statuses |= {500, 504}
-        shape = whole or STREAMED_ANSWERS.get(route.path, Completion)
-        answers[200] = ResponseSpec(shape, generate_examples=False, description="The answer.")
-    else:
-        kind = TokensOperation if route.path == "/tokenize" else KeyOperation
-        handler.operation_class = CountOperation if of_messages else kind
-    refusals = _messages_refusals(statuses) if of_messages else refused(*statuses)
-    handler.responses = answers | refusals
-
-
-def _messages_refusals(statuses: set[int]) -> dict[int, ResponseSpec]:
+def document(routes: Sequence[Route]) -> Json:
+    """Returns the OpenAPI document of these routes."""
+    schemas: dict[str, Json] = {}
+    paths = {
+        path: {route.method.lower(): _operation(route, path, schemas)}
+        for route in routes
+        if route.in_document
+        for path in route.paths
+    }
+    refusals = {
+        str(status): _answer(text, ErrorBody, _headers_of(status), schemas)
+        for status, text in REFUSALS.items()
+    }
+    key = {"type": "http", "scheme": "bearer", "bearerFormat": "lpx_..."}
     return {
-        OVERLOADED if status == 503 else status: ResponseSpec(
-            MessagesErrorBody, generate_examples=False, description=REFUSALS[status]
-        )
-        for status in sorted(statuses)
+        "openapi": "3.1.0",
+        "info": {"title": "loraplex", "version": "1"},
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "responses": refusals,
+            "securitySchemes": {"key": key},
+        },
     }
 
 
-def document() -> OpenAPIConfig:
-    """Returns the configuration of the OpenAPI document, which is public at /schema."""
-    router = Router("/schema", route_handlers=[], guards=[public], include_in_schema=False)
-    return plane_document(REFUSALS, _headers_of, router, title="loraplex", version="1")
+def _operation(route: Route, path: str, schemas: dict[str, Json]) -> Json:
+    """Returns the description of a route at one of its paths. Adds schemas that it refers to."""
+    function, of_messages = route.function, is_of_messages(path)
+    name = _camel(function.__name__)
+    parameters = list(_parameters(route, path))
+    refusals: dict[str, Json] = {}
+    for status in _refusals(route, path):
+        if of_messages:
+            sent = OVERLOADED if status == 503 else status
+            headers = REQUEST_ID | _headers_of(sent)
+            text = REFUSALS[status]
+            refusals[str(sent)] = _answer(text, MessagesErrorBody, headers, schemas)
+        else:
+            refusals[str(status)] = {"$ref": f"#/components/responses/{status}"}
+    found: Json = {
+        "summary": name,
+        "operationId": _camel(path.partition("{")[0]) + name,
+        "description": inspect.getdoc(function),
+        "deprecated": False,
+        "responses": _answers(route, path, schemas) | refusals,
+    }
+    if route.needs is not None:
+        found["security"] = [{"key": [route.needs]}]
+    if parameters:
+        found["parameters"] = parameters
+    if route.body is not None:
+        found["requestBody"] = {"required": True, "content": _content(route.body, schemas)}
+    return found
 
 
-def _headers_of(status: int) -> Headers:
+def _parameters(route: Route, path: str) -> Iterator[Json]:
+    if "{" in path:
+        name = path.partition("{")[2].rstrip("}")
+        schema = {"type": "string"}
+        yield {"name": name, "in": "path", "schema": schema, "required": True, "deprecated": False}
+    if route.on_worker:
+        yield TIMEOUT
+
+
+def _refusals(route: Route, path: str) -> Iterator[int]:
+    """Yields the statuses with which a route refuses requests."""
+    if route.needs is None:
+        yield from PUBLIC_REFUSALS.get(path, ())
+        return
+    yield from (401, 403, 429, 503)
+    if "{" in path:
+        yield from (400, 404)
+    if route.body is not None:
+        yield from (400, 404, 408, 409, 413)
+    if route.on_worker:
+        yield from (500, 504)
+
+
+def _answers(route: Route, path: str, schemas: dict[str, Json]) -> dict[str, Json]:
+    """Returns the answers of a route that are no errors, by status."""
+    headers = dict(ALWAYS)
+    if route.needs is not None:
+        headers |= LIMITS
+    if is_of_messages(path):
+        headers |= REQUEST_ID
+    if not route.on_worker:
+        (kind,) = get_args(route.answer)
+        if path == "/tokenize" or is_of_messages(path):
+            headers |= DROPPED
+        found = {"200": _answer("Request fulfilled, document follows", kind, headers, schemas)}
+        if path in NOT_READY:
+            found["503"] = _answer(NOT_READY[path], kind, headers, schemas)
+        return found
+    whole = WHOLE_ANSWERS.get(path)
+    kind = whole or STREAMED_ANSWERS.get(path, Completion)
+    answer = _answer("The answer.", kind, headers | SERVED | DROPPED, schemas)
+    if whole is None:
+        answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return {"200": answer}
+
+
+def _answer(text: str, kind: Any, headers: Json, schemas: dict[str, Json]) -> Json:
+    return {"description": text, "headers": headers, "content": _content(kind, schemas)}
+
+
+def _content(kind: Any, schemas: dict[str, Json]) -> Json:
+    """Returns the description of a JSON body. Adds schemas that it refers to."""
+    schema, named = schemas_of(kind)
+    for name, written in named.items():
+        assert schemas.setdefault(name, written) == written, f"two types are named {name}"
+    return {"application/json": {"schema": schema}}
+
+
+def _camel(text: str) -> str:
+    return "".join(word.capitalize() for word in re.split(r"\W|_", text))
+
+
+def _headers_of(status: int) -> Json:
     """Returns the headers of an error answer."""
     headers = dict(ALWAYS)
     if status == 401:
-        headers["www-authenticate"] = header({"const": "Bearer"}, description="With status 401.")
+        headers["www-authenticate"] = _header("With status 401.", const="Bearer")
     if status in (429, 503, OVERLOADED):
         headers |= AFTER
     if status in (409, 429, 500, 504):

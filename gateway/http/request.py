@@ -1,5 +1,5 @@
-"""Request to the data plane, with the values that its handlers need. Decodes the bytes of its body
-to a struct, with errors that name a field."""
+"""Request to the data plane over HTTP: the check of its caller, and its body, decoded to a struct
+with errors that name a field. Routes that need no key are public."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 import msgspec
+from litestar.types import Receive
 from msgspec import inspect
 
-from gateway.catalog.auth import Principal
+from gateway.catalog.catalog import Principal, authenticate, authorize, may_be_newer
 from gateway.dialects.dropped import LONE_SURROGATES
 from gateway.dialects.history import is_absent
-from gateway.exceptions import InvalidRequest
-from gateway.http.guards import CHARGE
-from gateway.limits.admission import RequestCharge
+from gateway.exceptions import InvalidRequest, error_type
 from gateway.limits.bounds import MAX_TOKEN_IDS
+from gateway.limits.tenant_load import MAX_DELAY_S
+from gateway.requests.request_scope import RequestScope
 from gateway.requests.services import Gateway
-from gateway.tracing import Untraced
-from store.errors import INVALID
-from web.decoding import Fault, decoder_of, find_fault, first_step, members
-from web.error_answers import REFUSAL
-from web.headers import STATUS, find_header
+from store.errors import ApiError
+from store.records import ApiKey
+from web.body_budget import held_body
+from web.client_address import check_address, client_address
+from web.decoding import Fault, find_fault, first_step, members
+from web.error_answers import CLOSES
+from web.errors import Forbidden, Overloaded, Unauthenticated
+from web.headers import ON_ANSWER, STATUS, find_header, number_request
+from web.held_answer import held_answer
 from web.lone_surrogates import replace_lone_surrogates
-from web.request import PlaneRequest
+from web.request import BodyReader
 
+INFERENCE = "inference"
+UNCONFIRMED = "This API key is not known yet, and the gateway cannot reach its database to look."
 MAX_BODY_BYTES = 10 << 20
 MAX_NESTED = 1 << 16
 """Maximum number of `[`, `{` and `:` in a body, because each may become a Python object, which
@@ -38,8 +45,6 @@ MAX_SEARCHED = 1024
 """Maximum entries of a mapping that are searched for the invalid one."""
 MAX_TIMEOUT_S = 86_400
 REPLACEMENT = "\ufffd"
-TRACE = "trace"
-"""Key in a request's state for its trace."""
 CONTAINERS = (inspect.AnyType, inspect.CollectionType, inspect.DictType, inspect.StructType)
 _SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,9})?")
 
@@ -50,44 +55,70 @@ class MalformedBody(InvalidRequest):
     """Error for a body that is not JSON."""
 
 
-class HttpRequest(PlaneRequest[Principal]):
-    """Request whose `user` is a tenant with its key, and which has a trace."""
+class HttpRequest(BodyReader):
+    """Request over HTTP. Its context ends with it."""
 
-    def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(scope, *args, **kwargs)
-        self.gateway: Gateway = self.app.state["gateway"]
-        self.num_bytes = 0
-        """Size of the body in bytes, once it is read."""
+    def __init__(self, gateway: Gateway, scope: Any, receive: Receive) -> None:
+        number_request(scope)
+        state = scope["state"]
+        self.gateway = gateway
+        self.scope = scope
+        self.receive = receive
         self.dropped: tuple[str, ...] = ()
         """Names of what was replaced in the body to decode it."""
-        self._whole: bytes | None = None
+        self.context = RequestScope(
+            gateway,
+            state["request_id"],
+            started_at=state["started_at"],
+            body=held_body(scope),
+            answer=held_answer(scope),
+            trace=gateway.config.tracing.begin(scope),
+            address=client_address(scope),
+        )
+        self.context.hold(self._end_trace)
+
+    @property
+    def caller(self) -> Principal:
+        return self.context.caller
+
+    async def check_caller(self, needs: str, *, on_worker: bool) -> None:
+        """Accepts a tenant's key with the scope `needs`, and charges the request to the key's and
+        the tenant's limits. `on_worker`: whether a worker runs the request, so that it also counts
+        as a concurrent request."""
+        gateway, scope, context = self.gateway, self.scope, self.context
+        view, header = gateway.catalog.current, _authorization(scope)
+        try:
+            key = find_key(gateway, scope, header)
+            principal = authorize(view, key, needs)
+        except (Unauthenticated, Forbidden) as error:
+            is_unknown = isinstance(error, Unauthenticated)
+            if is_unknown and gateway.catalog.unconfirmed_s > 0 and may_be_newer(view, header):
+                raise Overloaded(UNCONFIRMED, code="key_unconfirmed") from error
+            gateway.refused_keys.note(scope, header, error)
+            raise
+        scope["user"] = principal
+        gateway.key_uses.note(key.id)
+        # The charge is there before it is taken, so that a refusal also reports the limits.
+        charge = context.begin(principal)
         state = scope["state"]
-        if TRACE not in state:
-            state[TRACE] = self.gateway.config.tracing.begin(scope)
-        self.trace: Untraced = state[TRACE]
-
-    async def body(self) -> bytes:
-        """Returns the body, and keeps it until it is decoded. Raises InvalidRequest if it is empty,
-        and the errors of `stream`."""
-        if self._whole is None:
-            self._whole = await self.read(MAX_BODY_BYTES)
-            if not self._whole:
-                raise InvalidRequest("The body is not valid JSON: Input data was truncated")
-            self.num_bytes = len(self._whole)
-        return self._whole
-
-    async def json(self) -> Any:
-        """Returns the handler's `data`, decoded from the body. Raises the errors of `decode`."""
-        data: Any = self.route_handler.parsed_data_field
-        return await self.decode(decoder_of(data.annotation))
+        state[ON_ANSWER] = charge.settle
+        try:
+            await charge.take(self.num_body_bytes, on_worker=on_worker)
+        except ApiError:
+            # A delayed refusal keeps the body in memory, so it is delayed only if there is room.
+            if context.body.excess is None:
+                await _wait_for_turn(gateway, principal.tenant.id, state)
+            raise
 
     async def decode(self, decoder: msgspec.json.Decoder[T]) -> T:
         """Returns the body as a struct. Delays large bodies of a tenant that sends many. Raises the
-        errors of `body` and `decode_request`."""
-        body = await self.body()
-        if delay_s := self.gateway.body_pace.delay_s(self.user.tenant.id, len(body)):
+        errors of `read` and `decode_request`, and InvalidRequest if the body is empty."""
+        body = await self.read(MAX_BODY_BYTES)
+        if not body:
+            raise InvalidRequest("The body is not valid JSON: Input data was truncated")
+        self.context.num_bytes = len(body)
+        if delay_s := self.gateway.body_pace.delay_s(self.caller.tenant.id, len(body)):
             await asyncio.sleep(delay_s)
-        self._whole = b""
         try:
             return decode_request(decoder, body)
         except MalformedBody:
@@ -102,47 +133,52 @@ class HttpRequest(PlaneRequest[Principal]):
         self.dropped = (LONE_SURROGATES,)
         return data
 
-    @property
-    def deadline(self) -> float:
-        """Time of time.perf_counter() by which the first output is due. The seconds are set by the
-        header `x-request-timeout`, or else by the settings. Raises InvalidRequest if the header is
-        invalid."""
+    def read_deadline(self) -> None:
+        """Sets the time by which the first output is due, if the client sends the seconds in the
+        header `x-request-timeout`. Raises InvalidRequest if the header is invalid."""
         given = find_header(self.scope, b"x-request-timeout")
         if given is None:
-            return self.started_at + self.gateway.config.request_timeout_s
+            return
         if not _SECONDS.fullmatch(given) or not 0 < float(given) <= MAX_TIMEOUT_S:
             raise InvalidRequest(
                 f"The header 'x-request-timeout' takes seconds, more than 0 and at most "
                 f"{MAX_TIMEOUT_S}.",
                 param="x-request-timeout",
             )
-        return self.started_at + float(given)
+        self.context.deadline = self.context.started_at + float(given)
 
-    @property
-    def started_at(self) -> float:
-        """Time of time.perf_counter() at which the request arrived."""
-        return self.scope["state"]["started_at"]
-
-
-def end_trace(scope: Any) -> None:
-    """Ends the trace of a request to a route that is not a HotRoute, if the caller is known."""
-    state = scope.get("state", {})
-    trace: Untraced | None = state.get(TRACE)
-    if trace is None or not isinstance(caller := scope.get("user"), Principal):
-        return
-    trace.tenant = caller.tenant
-    trace.drop_phases()
-    if REFUSAL in state:
-        trace.fail(state[REFUSAL] or INVALID)
-    trace.end(state.get(STATUS))
+    def _end_trace(self) -> None:
+        trace, failure = self.context.trace, self.context.failure
+        if failure is not None:
+            trace.fail(error_type(failure))
+        trace.end(self.scope["state"].get(STATUS))
 
 
-def end_charge(scope: Any) -> None:
-    """Settles what a request is charged for being received. Called once when the request has ended,
-    whether or not it was answered."""
-    charge: RequestCharge | None = scope.get("state", {}).get(CHARGE)
-    if charge is not None:
-        charge.end()
+def find_key(gateway: Gateway, scope: Any, authorization: str | None) -> ApiKey:
+    """Returns the valid key of an Authorization header. Raises Unauthenticated, or Forbidden if the
+    key may not be used from the client's address."""
+    view, now = gateway.catalog.current, gateway.clock.moment
+    key = authenticate(view, gateway.config.pepper, authorization, now)
+    check_address(key, scope)
+    return key
+
+
+def _authorization(scope: Any) -> str | None:
+    """Returns the `authorization` header, made from Anthropic's `x-api-key` if it is missing."""
+    given = find_header(scope, b"authorization")
+    if given is None and (key := find_header(scope, b"x-api-key")) is not None:
+        return f"Bearer {key}"
+    return given
+
+
+async def _wait_for_turn(gateway: Gateway, tenant_id: str, state: dict[str, Any]) -> None:
+    """Delays the refusal of a request whose body is not read, to limit the tenant's rate of such
+    refusals. If the delay is `MAX_DELAY_S`, the connection is closed after the refusal."""
+    delay_s = gateway.refusals.delay_s(tenant_id)
+    if delay_s >= MAX_DELAY_S:
+        state[CLOSES] = True
+    if delay_s:
+        await asyncio.sleep(delay_s)
 
 
 def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

@@ -29,20 +29,16 @@ from gateway.dialects.dialect import (
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.sequence import Delta
 from gateway.dispatch.settlement import Settlement
-from gateway.exceptions import UsageUnavailable, error_type, forget_frames, of_worker
-from gateway.metering.usage import Status
-from web.error_answers import ErrorAnswer
+from gateway.exceptions import UsageUnavailable, error_type, forget_frames
+from gateway.http.routing import Headers
+from gateway.metering.usage_loader import Status
+from gateway.requests.request_scope import RequestScope
 from web.held_answer import PIECE_BYTES
 from web.http_protocol import connection_lost
-from workers.wire.client import HUNG_STEP_S
 
 ANSWER_WAIT_S = 2.0
 """Maximum seconds that an error answer waits for the workers to report how much of the prompts they
 computed. Workers report after their current step."""
-LAST_REPORT_S = HUNG_STEP_S
-"""Maximum seconds that the settlement of an ended answer waits for reports by connected workers."""
-
-Headers = list[tuple[bytes, bytes]]
 
 
 def _now() -> float:
@@ -53,30 +49,22 @@ def _now() -> float:
 class GenerationResponse(ABC):
     """Response that runs a generation until it ends or the client disconnects."""
 
+    context: RequestScope
     generation: Generation
     headers: Headers
     settlement: Settlement
     """Settlement of the request. The usage is recorded before the end of the answer is sent, unless
     the request is refused."""
-    _failure: Exception | None = field(default=None, init=False)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers the request. Returns when the answer is sent and the workers have reported their
-        computed tokens, which may take another step. A request that fails, or whose client
-        disconnects, is billed for that step too."""
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """Answers the request. Raises exceptions only if nothing has been sent yet."""
         try:
-            try:
-                with Client(connection_lost(scope)):
-                    await self._answer(send)
-            except Exception as error:
-                self._failure = error
-                await self._keep_failure()
-                await ErrorAnswer(of_worker(error), scope)(scope, receive, send)
-                forget_frames(error)
-            await self.generation.stop(LAST_REPORT_S)
-        finally:
-            self.generation.cancel()
-            self.settlement.settle(self._failure)
+            with Client(connection_lost(scope)):
+                await self._answer(send)
+        except Exception as error:
+            self.context.failure = error
+            await self._keep_failure()
+            raise
 
     @abstractmethod
     async def _answer(self, send: Send) -> None:
@@ -175,7 +163,7 @@ class StreamResponse(GenerationResponse):
         except Exception as error:
             if not self._has_started:
                 raise
-            self._failure = error
+            self.context.failure = error
             telemetry.last_errors.note(error_type(error), self.settlement.request_id)
             await self._keep_failure()
             await self._write(send, self.format.error_event(error), more=False)

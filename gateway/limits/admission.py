@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from gateway.catalog.auth import Principal
+from gateway.catalog.catalog import Principal
 from gateway.exceptions import QuotaUnavailable
 from gateway.limits.bounds import completion_tokens
 from gateway.limits.leases import Leases
@@ -70,12 +70,13 @@ class RequestCharge:
             self._end_refusal(None)
             raise
 
-    def settle(self, status: int, *, is_ours: bool) -> None:
+    def settle(self, status: int, is_ours: bool) -> dict[str, str]:
         """Settles the charge against the limits of requests per minute. Called when the answer
         begins, with the answer's HTTP status. If `is_ours` is set, the server caused the failure,
-        and the request is not charged."""
+        and the request is not charged. Returns the headers that report the caller's limits."""
         self._settle_requests(0 if is_ours else 1)
         self._end_refusal(self._body.num_read if status >= 400 else None)
+        return self._headers()
 
     def end(self) -> None:
         """Ends the charge against the limits of concurrent requests. Called when the request has
@@ -87,7 +88,7 @@ class RequestCharge:
         for slot in slots:
             self._settle(slot, 0)
 
-    def headers(self) -> dict[str, str]:
+    def _headers(self) -> dict[str, str]:
         """Returns the `x-ratelimit-*` headers with the remaining amounts of the limits."""
         if self._leases is None or not self._limits:
             return {}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from gateway.catalog.auth import is_valid
-from gateway.catalog.catalog import Catalog
-from gateway.catalog.source import SnapshotSource
+from gateway import telemetry
+from gateway.catalog.catalog import Catalog, Principal, SnapshotSource, is_valid
 from gateway.config import GatewayConfig
 from gateway.dispatch.failover import Failover
 from gateway.dispatch.fleet import NONE_SERVES, Fleet
@@ -23,6 +23,20 @@ from store.database import Database
 from store.key_uses import KeyUses
 from web.refused_keys import RefusedKeys
 from workers.wire.client import WorkerClient
+
+
+class GatewayRefusals:
+    """Counter of the requests and connections that a server with the data plane refuses."""
+
+    def add_answer(self, scope: Mapping[str, Any], status: int, reason: str) -> None:
+        telemetry.refusals.add(1, reason)
+        if isinstance(caller := scope.get("user"), Principal):
+            telemetry.tenant_use.add((caller.tenant.id,), 0, 0, 0, 1)
+        if status >= 500:
+            telemetry.last_errors.note(reason, scope["state"].get("request_id", ""))
+
+    def add_connection(self, reason: str) -> None:
+        telemetry.connections_refused.add(1, reason)
 
 
 class Gateway:

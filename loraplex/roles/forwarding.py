@@ -16,12 +16,12 @@ from admin.adapters.load_routes import to_vllm_response
 from admin.http.guards import ADAPTERS_WRITE, OPERATOR
 from admin.http.plane import AdminConfig
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
-from gateway.http.guards import find_key
+from gateway.http.request import find_key
 from gateway.requests.services import Gateway
 from loraplex.roles.management import LOAD_PATHS
 from web.body_budget import held_body
 from web.client_address import client_address
-from web.errors import Forbidden, Overloaded, Unauthenticated
+from web.errors import Forbidden, Overloaded
 from web.guards import HttpConnection
 from web.headers import find_header
 from web.request import PlaneRequest, UploadPace, check_bytes
@@ -88,13 +88,10 @@ class Forwarding:
         """Stores the key as `user`. Raises Unauthenticated, Forbidden or Overloaded."""
         scope = connection.scope
         header = find_header(scope, b"authorization")
-        try:
+        with self._gateway.refused_keys.noting(scope, header):
             key = find_key(self._gateway, scope, header)
             if key.tenant_id is not None and ADAPTERS_WRITE not in key.scopes:
                 raise Forbidden(f"This API key lacks the scope {ADAPTERS_WRITE}.")
-        except (Unauthenticated, Forbidden) as error:
-            self._gateway.refused_keys.note(scope, header, error)
-            raise
         held_body(scope).charge(key.tenant_id or OPERATOR)
         scope["user"] = key
 

@@ -11,12 +11,11 @@ from litestar.exceptions import NotFoundException
 from litestar.handlers import BaseRouteHandler
 
 from admin.http.problems import to_response
-from gateway.http import error_answers
-from gateway.http.guards import find_key
-from gateway.requests.services import Gateway
+from gateway.http.request import find_key
+from gateway.http.routing import DataPlane
 from loraplex.probe import answer_of
 from loraplex.telemetry import content_type, render_metrics
-from web.errors import Forbidden, Unauthenticated
+from web import error_answers
 from web.guards import HttpConnection, public
 from web.headers import find_header
 
@@ -63,8 +62,8 @@ def public_app(
     routes: list[tuple[str, Any]] = []
     if administration is not None:
         routes += [(prefix, administration) for prefix in ADMIN_PATHS]
-    if isinstance(data, Litestar) and "gateway" in data.state:
-        routes.append((METRICS, _metrics_for_admins(data.state["gateway"], worker_health)))
+    if isinstance(data, DataPlane):
+        routes.append((METRICS, _metrics_for_admins(data, worker_health)))
     exact = None if loading is None else dict.fromkeys(LOAD_PATHS, loading)
     return Composed(data, routes, exact)
 
@@ -81,21 +80,24 @@ def management_app(
     return Composed(_metrics_app(public, to_response, worker_health), routes)
 
 
-def _metrics_for_admins(gateway: Gateway, worker_health: str | None) -> Litestar:
+def _metrics_for_admins(data: DataPlane, worker_health: str | None) -> Litestar:
     """Returns the metrics application of the public port. It answers 401 without a valid key, and
     404 to a tenant's key."""
+    gateway = data.gateway
 
     async def admins_only(connection: HttpConnection, _handler: BaseRouteHandler) -> None:
         header = find_header(connection.scope, b"authorization")
-        try:
+        with gateway.refused_keys.noting(connection.scope, header):
             key = find_key(gateway, connection.scope, header)
-        except (Unauthenticated, Forbidden) as error:
-            gateway.refused_keys.note(connection.scope, header, error)
-            raise
         if key.tenant_id is not None:
             raise NotFoundException()
 
-    return _metrics_app(admins_only, error_answers.to_response, worker_health)
+    def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+        if isinstance(error, NotFoundException):
+            error = data.not_found(request.method, request.scope["path"])
+        return error_answers.to_response(request, error)
+
+    return _metrics_app(admins_only, refuse, worker_health)
 
 
 def _metrics_app(guard: Any, on_error: Any, worker_health: str | None) -> Litestar:

@@ -27,9 +27,9 @@ from adapters.store.folder import Store
 from admin.adapters.ephemeral import Retention
 from admin.http.plane import AdminConfig, AdminPlane
 from admin.migrate import check_schema
-from gateway.catalog.source import PostgresSource
+from gateway.catalog.catalog import PostgresSource
 from gateway.config import GatewayConfig, new_instance_id
-from gateway.http.refusal_metrics import GatewayRefusals
+from gateway.requests.services import GatewayRefusals
 from gateway.telemetry import show_unread_answers
 from gateway.tracing import Tracing
 from loraplex.errors import BadSettings
@@ -163,7 +163,7 @@ async def _serve_gateway(
         loading = administration
         if loading is None and settings.admin_url is not None:
             config = _admin_config(settings)
-            forwarding = Forwarding(settings.admin_url, data.state["gateway"], config)
+            forwarding = Forwarding(settings.admin_url, data.gateway, config)
             stack.push_async_callback(forwarding.close)
             loading = forwarding.app()
         is_apart = serves_apart(sockets[0], role.tls)
@@ -288,7 +288,7 @@ def _data_plane(
     instance_id: str,
     tracing: Tracing,
     beside: dict[str, Any] | None,
-) -> Litestar:
+) -> gateway.app.DataPlane:
     """Creates the data plane. `beside` is the OpenAPI document of another application whose routes
     are added to the data plane's document."""
     own = GatewayConfig(

@@ -10,10 +10,10 @@ from typing import Any
 from litestar import Litestar, Response, get
 
 from admin.http.problems import to_response
-from gateway.http.routes.health import get_version, livez
 from store.database import READ_ONLY, Database
 from store.errors import ApiError
 from web.guards import public
+from web.version import this_version
 
 UNAVAILABLE = "the database does not answer"
 FRESH_S = 1.0
@@ -52,6 +52,14 @@ def make_probes(
     why_not_ready: Callable[[], Awaitable[str | None]], on_error: Any = to_response, **options: Any
 ) -> Litestar:
     """Returns an application with /livez, /readyz, /health and /version, which need no key."""
+
+    @get("/livez", guards=[public])
+    async def livez() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @get("/version", guards=[public])
+    async def get_version() -> dict[str, str]:
+        return {"version": this_version()}
 
     @get(["/readyz", "/health"], guards=[public])
     async def readyz() -> Response[dict[str, str]]:

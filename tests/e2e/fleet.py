@@ -103,7 +103,7 @@ class House:
             url = await stack.enter_async_context(serving(app))
             client = AsyncOpenAI(base_url=f"{url}/v1", api_key=keys.acme, max_retries=0)
             await stack.enter_async_context(client)
-            served = Served(app.state.gateway, client, self.digests, workers)
+            served = Served(app.gateway, client, self.digests, workers)
             await eventually(lambda: len(served.statuses) == num_workers)
             yield served
 

@@ -14,7 +14,7 @@ import httpx
 
 from admin.keys import keys
 from gateway.app import create_app
-from gateway.catalog.source import PostgresSource
+from gateway.catalog.catalog import PostgresSource
 from gateway.config import GatewayConfig
 from gateway.requests.services import Gateway
 from gateway.tracing import Tracing
@@ -107,7 +107,7 @@ class Live:
             headers = {"authorization": f"Bearer {self.key}"}
             client = httpx.AsyncClient(base_url=url, headers=headers, timeout=WAIT_S)
             await stack.enter_async_context(client)
-            served = Served(app.state.gateway, client)
+            served = Served(app.gateway, client)
             await eventually(lambda: served.gateway.catalog.view is not None)
             yield served
 

@@ -13,9 +13,9 @@ import msgspec
 import uvloop
 
 from gateway.app import create_app
-from gateway.catalog.source import POLL_INTERVAL_S, PostgresSource
+from gateway.catalog.catalog import POLL_INTERVAL_S, PostgresSource
 from gateway.config import GatewayConfig
-from gateway.http.refusal_metrics import GatewayRefusals
+from gateway.requests.services import GatewayRefusals
 from store.database import EVERYTHING, Database
 from tests.gateway.pepper import PEPPER
 from tests.server_process import ServerProcess

@@ -18,8 +18,7 @@ import uvloop
 from adapters.manifest import BaseModelShape
 from gateway.app import create_app
 from gateway.config import GatewayConfig
-from gateway.http.refusal_metrics import GatewayRefusals
-from gateway.requests.services import Gateway
+from gateway.requests.services import Gateway, GatewayRefusals
 from store.records import (
     Alias,
     ApiKey,
@@ -224,7 +223,7 @@ class Service:
         self.source = FedSource(snapshot(self.keys.records))
         clients = [client for worker in self.workers for client in await worker.clients()]
         app = create_app(self.config, source=self.source, clients=clients)
-        self.gateway = app.state.gateway
+        self.gateway = app.gateway
         self._server = make_server(
             app,
             drain_s=5,

@@ -10,7 +10,7 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from gateway.metering.usage import Status
+from gateway.metering.usage_loader import Status
 from tests.dashboards import JOBS, alerts, queries
 from tests.metric_table import VLLM_DASHBOARD, Row, documented, samples_of
 from tests.stack import ROOT

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from litestar import Response, post
-from litestar.params import JSONBody
-
 from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dialects.chat_messages import neutral_messages, read_tools
 from gateway.dialects.dropped import header_of
@@ -16,8 +13,8 @@ from gateway.dialects.token_ids import (
     TokenizeResponse,
 )
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
-from gateway.http.guards import INFERENCE, requires
-from gateway.http.request import HttpRequest
+from gateway.http.request import INFERENCE, HttpRequest
+from gateway.http.routing import Answer, post
 from gateway.limits.bounds import check_template_arguments, check_tools
 from gateway.request import Conversation
 from gateway.text.tokenizer import ModelTokenizer
@@ -30,10 +27,8 @@ MAX_TEXT_BYTES = 2 << 20
 client has read it."""
 
 
-@post("/tokenize", guards=[requires(INFERENCE)], status_code=200)
-async def tokenize(
-    request: HttpRequest, data: JSONBody[TokenizeRequest]
-) -> Response[TokenizeResponse]:
+@post("/tokenize", needs=INFERENCE)
+async def tokenize(request: HttpRequest, data: TokenizeRequest) -> Answer[TokenizeResponse]:
     """Returns the token ids of a prompt or a conversation."""
     target, tokenizer = await tokenizer_of(request, data.model)
     reader = ConversationReader()
@@ -51,7 +46,7 @@ async def tokenize(
         check_template_arguments(conversation.template_arguments)
         tokens, change, _ = await tokenizer.encode_chat(
             conversation,
-            domain=request.user.cache_domain,
+            domain=request.caller.cache_domain,
             template=target.chat_template(),
             max_tokens=max_counted(target),
             add_special_tokens=bool(data.add_special_tokens),
@@ -62,7 +57,7 @@ async def tokenize(
         with_specials = data.add_special_tokens is not False
         (tokens,) = await tokenizer.encode_many(
             [data.prompt or ""],
-            domain=request.user.cache_domain,
+            domain=request.caller.cache_domain,
             add_special_tokens=with_specials,
             max_tokens=max_counted(target),
         )
@@ -73,13 +68,11 @@ async def tokenize(
         token_strs=tokenizer.token_strings(tokens) if data.return_token_strs else None,
     )
     dropped = reader.dropped
-    return Response(
-        answer, headers={"loraplex-dropped": header_of(dropped).decode()} if dropped else {}
-    )
+    return Answer(answer, headers=[(b"loraplex-dropped", header_of(dropped))] if dropped else [])
 
 
-@post("/detokenize", guards=[requires(INFERENCE)], status_code=200)
-async def detokenize(request: HttpRequest, data: JSONBody[DetokenizeRequest]) -> DetokenizeResponse:
+@post("/detokenize", needs=INFERENCE)
+async def detokenize(request: HttpRequest, data: DetokenizeRequest) -> Answer[DetokenizeResponse]:
     """Returns the text of token ids, special tokens included."""
     target, tokenizer = await tokenizer_of(request, data.model)
     size, most = target.base.shape.vocab_size, max_counted(target)
@@ -91,9 +84,9 @@ async def detokenize(request: HttpRequest, data: JSONBody[DetokenizeRequest]) ->
     if data.tokens and max(data.tokens) >= size:
         raise InvalidRequest(f"Token ids must be below {size}.", param="tokens")
     prompt = await tokenizer.decode(
-        data.tokens, domain=request.user.cache_domain, max_bytes=MAX_TEXT_BYTES
+        data.tokens, domain=request.caller.cache_domain, max_bytes=MAX_TEXT_BYTES
     )
-    return DetokenizeResponse(prompt=prompt)
+    return Answer(DetokenizeResponse(prompt=prompt))
 
 
 def max_counted(target: ResolvedModel) -> int:
@@ -103,6 +96,6 @@ def max_counted(target: ResolvedModel) -> int:
 
 async def tokenizer_of(request: HttpRequest, model: str) -> tuple[ResolvedModel, ModelTokenizer]:
     """Returns the model that the caller names, and its tokenizer. Raises ModelNotFound."""
-    caller = request.user
+    caller = request.caller
     target = await request.gateway.catalog.resolve(caller, model, caller.key.id)
     return target, await request.gateway.tokenizers.get(target.base.digest)

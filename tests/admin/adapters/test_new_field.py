@@ -31,20 +31,14 @@ import json
 
 from admin.adapters.schemas import ServingView
 from admin.adapters.serving_data import parse_serving
-from gateway.catalog.cards import AdapterCard
+from gateway.catalog.resolved_model import AdapterCard
 from gateway.app import ROUTES
-from gateway.http.openapi import describe, document
-from gateway.http.request import HttpRequest
-from litestar import Litestar
+from gateway.http.openapi import document
 from store.errors import Invalid
 from tests.admin.http.test_openapi import DOCUMENT
-from web.openapi import Requirements, StructSchemas
 import msgspec
 
-plugins = [StructSchemas(), Requirements(describe)]
-gateway = Litestar(
-    ROUTES, request_class=HttpRequest, openapi_config=document(), plugins=plugins
-).openapi_schema.to_schema()
+gateway = document(ROUTES)
 
 serving = parse_serving('{"reasoning_format": "think"}')
 stored = msgspec.json.decode(msgspec.json.encode(serving), type=records.ServingData)

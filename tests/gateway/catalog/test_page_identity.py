@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.catalog.auth import Principal
+from gateway.catalog.catalog import Principal
 from gateway.catalog.view import CatalogView
 from gateway.dispatch.prompts import make_prompt
 from gateway.dispatch.routing import Work

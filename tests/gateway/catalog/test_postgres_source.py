@@ -16,9 +16,13 @@ from admin.adapters import aliases
 from admin.keys import keys
 from admin.models import models
 from admin.tenants import tenants
-from gateway.catalog.auth import authenticate, authorize
-from gateway.catalog.catalog import Catalog
-from gateway.catalog.source import LOAD_INTERVAL_S, PostgresSource
+from gateway.catalog.catalog import (
+    LOAD_INTERVAL_S,
+    Catalog,
+    PostgresSource,
+    authenticate,
+    authorize,
+)
 from gateway.catalog.view import CatalogView
 from loraplex.roles.bootstrap import migrate_database
 from store.database import EVERYTHING, Database

@@ -3,14 +3,15 @@ and no request waits for the database."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import httpx
-from litestar import Litestar
-from litestar.datastructures import State
 
 from admin.audit.audit import AuditView
 from admin.http.plane import AdminConfig
 from admin.keys import keys
 from admin.keys.schemas import KeyCreate
+from gateway.http.routing import DataPlane
 from loraplex.roles.forwarding import Forwarding
 from loraplex.roles.management import public_app
 from store.records import TENANT_SCOPES, new_key
@@ -93,7 +94,7 @@ async def test_keys_for_metrics_and_for_loads_are_counted_too(live: Live) -> Non
     lacks = await issue(live, "usage:read")
     async with live.gateway() as served:
         forwarding = Forwarding("http://127.0.0.1:1", served.gateway, AdminConfig(pepper=PEPPER))
-        data = Litestar(state=State({"gateway": served.gateway}))
+        data = DataPlane(served.gateway, [], nullcontext, None)
         app = public_app(data, None, loading=forwarding.app())
         async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
             bad = bearing(new_key().text)

@@ -17,7 +17,7 @@ import pytest
 from admin.keys import keys
 from admin.keys.schemas import KeyCreate
 from admin.tenants import tenants
-from gateway.catalog.source import POLL_INTERVAL_S
+from gateway.catalog.catalog import POLL_INTERVAL_S
 from store.records import TENANT_SCOPES
 from tests.gateway.live import WAIT_S, Live, eventually
 from tests.gateway.pepper import PEPPER

@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gateway.dispatch.generation import MAX_AT_ONCE
-from gateway.metering.segments import read_frames
-from gateway.metering.usage import Status, UsageRecord
+from gateway.metering.usage_loader import Status, UsageRecord
+from gateway.metering.wal_files import read_frames
 from tests.gateway.scripts import embed, ids, vector_of
 from tests.gateway.service import Service
 from tests.scripted_worker import ScriptedWorker

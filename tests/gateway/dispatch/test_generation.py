@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.catalog.auth import Principal
+from gateway.catalog.catalog import Principal
 from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dispatch.failover import RetryBudget
 from gateway.dispatch.generation import Generation

@@ -6,8 +6,8 @@ import httpx
 import openai
 import pytest
 
+from gateway.http.routing import find_meant_path
 from tests.gateway.service import Service
-from web.meant_path import find_meant_path
 
 SERVED = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/messages", "/tokenize"}
 

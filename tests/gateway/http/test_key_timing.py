@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.catalog.auth import INCORRECT, authenticate
+from gateway.catalog.catalog import INCORRECT, authenticate
 from gateway.catalog.view import CatalogView
 from store.records import BASE62, ApiKey, CatalogSnapshot, hash_key, new_key
 from tests.gateway.pepper import PEPPER

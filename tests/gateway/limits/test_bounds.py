@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.catalog.auth import Principal
+from gateway.catalog.catalog import Principal
 from gateway.catalog.view import CatalogView
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dispatch.prompts import Prompt, encode_prompts

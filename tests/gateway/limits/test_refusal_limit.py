@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from admin.keys import keys
 from gateway.exceptions import TooManyRefusals
-from gateway.http import guards
+from gateway.http import request as http_request
 from gateway.limits.tenant_load import (
     BURST_S,
     MAX_DEBT_S,
@@ -280,7 +280,7 @@ async def test_refusals_that_wait_for_their_turn_hold_no_bytes_of_others(
     async def wait_for_turn(*_: Any) -> None:
         await may_answer.wait()
 
-    monkeypatch.setattr(guards, "_wait_for_turn", wait_for_turn)
+    monkeypatch.setattr(http_request, "_wait_for_turn", wait_for_turn)
     async with (
         live.worker,
         live.gateway(tenant_refusals_per_minute=MANY, bodies=budget) as served,

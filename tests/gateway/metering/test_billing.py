@@ -19,8 +19,8 @@ import pytest
 
 from gateway.app import create_app
 from gateway.config import GatewayConfig
-from gateway.metering.segments import read_frames
-from gateway.metering.usage import Status, UsageRecord
+from gateway.metering.usage_loader import Status, UsageRecord
+from gateway.metering.wal_files import read_frames
 from memory.page_key import PAGE_TOKENS
 from tests.gateway.billed_worker import BilledWorker, RequestCount
 from tests.gateway.pepper import PEPPER
@@ -98,7 +98,7 @@ class House:
         source = FedSource(snapshot(self.keys.records, max_model_len=512))
         clients = [WorkerClient(worker.address) for worker in self.workers]
         self.app = create_app(self.config, source=source, clients=clients)
-        self.gateway = self.app.state.gateway
+        self.gateway = self.app.gateway
         async with AsyncExitStack() as stack:
             for worker in self.workers:
                 await worker.start()

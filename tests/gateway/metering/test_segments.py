@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.metering.segments import MAX_RECORD_BYTES, frame, read_frames, split_damaged
+from gateway.metering.wal_files import MAX_RECORD_BYTES, frame, read_frames, split_damaged
 
 RECORDS = st.lists(st.binary(min_size=1, max_size=60), max_size=20)
 

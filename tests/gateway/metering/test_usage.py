@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.metering.segments import frame, read_frames
-from gateway.metering.usage import UsageRecord
-from gateway.metering.usage_loader import AT_ONCE, FIRST_PAUSE_S, UsageLoader
+from gateway.metering.usage_loader import AT_ONCE, FIRST_PAUSE_S, UsageLoader, UsageRecord
 from gateway.metering.wal import WriteAheadLog
+from gateway.metering.wal_files import frame, read_frames
 from store.queries import sql
 from tests.gateway.live import Live, Served, eventually
 from tests.scripted_worker import Reply

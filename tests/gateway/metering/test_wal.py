@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.metering.segments import read_frames
 from gateway.metering.wal import RETRY_S, WriteAheadLog
-from gateway.metering.wal_files import WalTaken
+from gateway.metering.wal_files import WalTaken, read_frames
 
 WRITER = """
 import asyncio, sys

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.catalog.auth import Principal
+from gateway.catalog.catalog import Principal
 from gateway.catalog.view import CatalogView
 from gateway.dispatch.prompts import encode_prompts
 from gateway.exceptions import InvalidRequest
