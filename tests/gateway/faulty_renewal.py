@@ -27,6 +27,7 @@ class FaultyRenewal(PostgresLeaseRenewal):
     is_deaf = False
     """The database does what it is asked, and its answer is lost."""
     num_renewals = 0
+    """Those that have ended."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database, lifetime_s=300)
@@ -36,10 +37,12 @@ class FaultyRenewal(PostgresLeaseRenewal):
         self, holder: str, number: int, requests: list[LeaseRequest]
     ) -> list[LeaseResponse] | None:
         await asyncio.sleep(self.delay_s)
-        self.num_renewals += 1
-        if self.is_away or holder == self.cut_off:
-            raise DatabaseUnavailable("it does not answer this one")
-        answers = await super().renew(holder, number, requests)
+        try:
+            if self.is_away or holder == self.cut_off:
+                raise DatabaseUnavailable("it does not answer this one")
+            answers = await super().renew(holder, number, requests)
+        finally:
+            self.num_renewals += 1
         if self.is_deaf:
             raise DatabaseUnavailable("its answer is lost")
         return answers
