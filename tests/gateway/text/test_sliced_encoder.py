@@ -193,7 +193,13 @@ def test_runs_longer_than_a_slice_are_exact(name: str, run: str) -> None:
     assert SlicedEncoder(tokenizer).encode(text) == whole(tokenizer, text)
 
 
-@pytest.mark.parametrize("name", ["digits from the right", "unigram", "unigram without words"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("digits from the right", marks=pytest.mark.full),
+        *("unigram", "unigram without words"),
+    ],
+)
 def test_a_run_that_cannot_be_divided_is_refused(name: str) -> None:
     """By name: it is never encoded differently."""
     tokenizer = made(name)

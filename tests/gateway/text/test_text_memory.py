@@ -26,8 +26,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+QUICK = ("chat", "completions", "completion, end kept", "pairs")
+"""Requests of the first tier: refused at once, refused when they are read, and truncated."""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in REQUESTS],
+)
 def test_texts_take_bounded_memory(folder: Path, name: str) -> None:
     command = [sys.executable, "-m", "tests.gateway.text.text_memory", str(folder), name]
     answer = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
