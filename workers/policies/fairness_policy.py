@@ -63,10 +63,7 @@ class FairnessPolicy:
         """Running sequences, in the order in which they started."""
         self.step_time = StepTime()
         self._forecast = QueueForecast(
-            self.step_time,
-            max_num_seqs=max_num_seqs,
-            max_batched_tokens=max_batched_tokens,
-            max_token_gap_s=max_token_gap_s,
+            self.step_time, max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens
         )
         self._limits = QueueLimits(queue, self._forecast, bounds, memory_tokens, self._running)
         self._budget = self._new_budget(Schedule(), frozenset())

@@ -27,10 +27,10 @@ CHECK_S = 0.25
 """Seconds between checks for waiting sequences whose first token will be late."""
 MAX_CHECKED = 8
 """Maximum number of tenants per check. The tenants with the most waiting tokens are checked."""
-ADMITTED_PART = 0.85
+ADMITTED_PART = 0.8
 """Fraction of the maximum wait. A newcomer whose predicted wait exceeds this time is refused. The
 fraction is below 1, because forecasts are inexact."""
-LATE_PART = 0.95
+LATE_PART = 0.9
 """Fraction of the maximum wait. A waiting sequence is late if its past wait plus its predicted
 further wait exceed this time. Late sequences are refused unless `SPARED_PART` applies."""
 SPARED_PART = 0.05
@@ -147,8 +147,7 @@ class QueueLimits:
         load of the tenant's requests. work: remaining work of all running sequences."""
         ahead = self._queue.ahead_of(tenant, own)
         num_begun = sum(each.num_uncomputed for each in self._running if each.is_prefilling)
-        terms, memory_tokens = tenant.class_queue.terms, self._memory_tokens()
-        return self._forecast.seconds(ahead, num_begun, work, terms, memory_tokens)
+        return self._forecast.seconds(ahead, num_begun, work, self._memory_tokens())
 
     def _push_out(self, newcomer: Sequence, tenant: TenantQueue, now: float) -> list[Refusal]:
         """Returns refusals of waiting requests, so that there is room for the newcomer. Only
