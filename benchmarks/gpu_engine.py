@@ -132,7 +132,7 @@ def mixed_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
         decode_s, _ = timed(engine, ring, rows, context, num_steps, len(ranks), 6 * num_steps)
         # The first prompt is not timed, because it may load kernels.
         _submit_prompt(engine, rows, prompt, ranks)
-        engine.step()
+        _step_and_capture(engine)
         begin = time.perf_counter()
         for number in range(1, num_steps + 1):
             _submit_prompt(engine, rows + number, prompt, ranks)
@@ -239,13 +239,21 @@ def timed(
         assert engine.submit(0, request) is None
     while not _all_generate(ring, rows):
         engine.step()
-    engine.step()  # the first step that only generates captured its graph
+    _step_and_capture(engine)
     begin = time.perf_counter()
     for _ in range(num_steps):
         engine.step()
     seconds = (time.perf_counter() - begin) / num_steps
     steps = ring.last(num_steps)
     return seconds, float(sum(steps[part].mean() for part in HOST_PARTS))
+
+
+def _step_and_capture(engine: Engine) -> None:
+    """Runs a step, and captures the graph that it lacked."""
+    engine.step()
+    graphs = cast(ModelRunner, engine.runner).graphs
+    if graphs is not None and graphs.can_capture:
+        graphs.capture_next()
 
 
 def _all_generate(ring: StepRing, rows: int) -> bool:

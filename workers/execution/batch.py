@@ -26,7 +26,7 @@ A = TypeVar("A", Array, Tensor)
 
 RANK_BOUNDS = (16, 64, 256)
 """Upper bounds of adapter ranks, for which kernels are compiled. A step uses the smallest that
-fits, or as a graph that of the worker's `max_lora_rank`. The device reads the actual ranks."""
+fits, or as a graph the one that it was captured for. The device reads the actual ranks."""
 
 
 class BatchInputs(NamedTuple, Generic[A]):
@@ -166,14 +166,10 @@ def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
 
 def rank_bound(max_rank: int) -> int:
     """Returns the rank bound of a step with adapters up to `max_rank`, or 0 without adapters."""
-    return rank_bounds(max_rank)[-1] if max_rank else 0
+    fitting = [bound for bound in (0, *RANK_BOUNDS) if bound >= max_rank]
+    return fitting[0] if fitting else 1 << (max_rank - 1).bit_length()
 
 
 def rank_bounds(max_rank: int) -> list[int]:
     """Returns all rank bounds of steps with adapters up to `max_rank`, in ascending order."""
-    bounds = [
-        bound for n, bound in enumerate(RANK_BOUNDS) if not n or RANK_BOUNDS[n - 1] < max_rank
-    ]
-    while bounds[-1] < max_rank:
-        bounds.append(2 * bounds[-1])
-    return bounds
+    return sorted({rank_bound(rank) for rank in range(1, max_rank + 1)})

@@ -15,6 +15,10 @@ All graphs share their inputs, block tables and logits, because they run one aft
 are captured one by one: before the first request, or between two steps if the model is loaded
 later. The largest is captured first, so that the others reuse its memory for intermediate results.
 A step whose graph is not captured is computed op by op, and its graph is captured next.
+
+Graphs with adapters are captured for one bound of ranks, because a kernel launches programs for all
+ranks up to the bound. It begins with the smallest, and rises when a step has larger ranks. Then the
+graphs are captured again, and each serves steps with smaller ranks until it is replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -32,7 +36,7 @@ from torch import Tensor
 
 from ops.base import PAGE_TOKENS, Ops
 from ops.copies import ALIGNMENT, Packing, new_host_buffer
-from workers.execution.batch import BatchInputs, ModelBuffers, StepShape
+from workers.execution.batch import RANK_BOUNDS, BatchInputs, ModelBuffers, StepShape
 from workers.execution.step_input import Array
 from workers.models.loading import LoadedModel
 
@@ -126,20 +130,30 @@ class GraphBuffers:
         self.logits = torch.empty((rows, limits.vocab_size), dtype=torch.float32, device=device)
 
 
-class GraphInputs:
-    """Inputs of steps that a graph serves, in device memory at fixed addresses. The block tables on
-    the device are as wide as the longest sequence needs, but only the columns that the step needs
-    are uploaded."""
+class StepGraph:
+    """Captured graph of the steps that its key describes, with inputs in device memory at fixed
+    addresses. The block tables on the device are as wide as the longest sequence needs, but only
+    the columns that the step needs are uploaded."""
 
-    def __init__(self, key: GraphKey, buffers: GraphBuffers) -> None:
+    def __init__(
+        self, key: GraphKey, limits: Limits, buffers: GraphBuffers, ops: Ops, compute: Compute
+    ) -> None:
+        """Captures the graph. Raises any error of the backend."""
+        self.max_rank = limits.max_rank
         self._key = key
         self._packing = Packing(_inputs(key.num_tokens, key.num_sequences, key.num_segments))
         self._memory = buffers.inputs
-        self.tensors = BatchInputs[Tensor](*self._packing.tensors(self._memory))._replace(
+        self.inputs = BatchInputs[Tensor](*self._packing.tensors(self._memory))._replace(
             block_tables=buffers.tables[: key.num_sequences]
         )
+        # `capture` first runs the work once, which computes only padding with these inputs.
+        self._fill(_inputs(0, 0, 0)._replace(block_tables=np.zeros((0, 1), np.int64)))
+        max_query = key.num_tokens if key.has_prompts else 1
+        shape = StepShape(max_query, limits.max_context, limits.max_rank)
+        logits = buffers.logits[: key.num_sequences]
+        self._run = ops.capture(partial(compute, self.inputs, shape, logits))
 
-    def fill(self, inputs: BatchInputs[Array]) -> None:
+    def _fill(self, inputs: BatchInputs[Array]) -> None:
         """Replaces all inputs with `inputs` and padding. Does not block; the device replaces them
         after the work that was already submitted to it."""
         count, num_pages = inputs.block_tables.shape
@@ -168,28 +182,12 @@ class GraphInputs:
         _pad(to.sampled_start, inputs.sampled_start, inputs.sampled_start[-1])
         self._memory[:end].copy_(host, non_blocking=True)
         (uploaded,) = wide.tensors(self._memory[first:end])
-        self.tensors.block_tables[:, :num_pages].copy_(uploaded)
-
-
-class StepGraph:
-    """Captured graph of the steps that its key describes."""
-
-    def __init__(
-        self, key: GraphKey, limits: Limits, buffers: GraphBuffers, ops: Ops, compute: Compute
-    ) -> None:
-        """Captures the graph. Raises any error of the backend."""
-        self._inputs = GraphInputs(key, buffers)
-        # `capture` first runs the work once, which computes only padding with these inputs.
-        self._inputs.fill(_inputs(0, 0, 0)._replace(block_tables=np.zeros((0, 1), np.int64)))
-        max_query = key.num_tokens if key.has_prompts else 1
-        shape = StepShape(max_query, limits.max_context, limits.max_rank)
-        logits = buffers.logits[: key.num_sequences]
-        self._run = ops.capture(partial(compute, self._inputs.tensors, shape, logits))
+        self.inputs.block_tables[:, :num_pages].copy_(uploaded)
 
     def prepare(self, inputs: BatchInputs[Array]) -> Callable[[], Tensor]:
         """Uploads the inputs. Returns a function that computes the logits of the last tokens,
         float32 [N, V], which are valid until any graph runs again."""
-        self._inputs.fill(inputs)
+        self._fill(inputs)
         run, count = self._run, len(inputs.last_tokens)
         return lambda: run()[:count]
 
@@ -206,14 +204,17 @@ class GraphRunner:
     ) -> None:
         """compute: must not refer to the `ModelRunner`, so that the graphs are freed as soon as the
         `ModelRunner` is dropped. on_failure: called after each failed capture."""
-        self._limits = limits
+        self._limits = replace(limits, max_rank=RANK_BOUNDS[0])
+        """Limits of the graphs that are captured next."""
+        self._largest_rank = limits.max_rank
         self._ops = ops
         self._compute = compute
         self._on_failure = on_failure
         self._buffers = GraphBuffers(limits, ops.device)
         self._graphs: dict[GraphKey, StepGraph] = {}
         self._missing = sorted(_keys(limits))
-        """Keys of the graphs that are not captured yet. The last is captured next."""
+        """Keys of the graphs that are not captured yet, or for a smaller rank bound. The last is
+        captured next."""
         self._num_paused = 0
         """Number of steps without a graph until captures are tried again; 0 if none failed."""
 
@@ -234,8 +235,13 @@ class GraphRunner:
         key = self._key(inputs, shape)
         if key is None:
             return None
-        if (graph := self._graphs.get(key)) is not None:
+        graph = self._graphs.get(key)
+        if graph is not None and graph.max_rank >= shape.max_rank:
             return graph.prepare(inputs)
+        if shape.max_rank > self._limits.max_rank:
+            self._limits = replace(self._limits, max_rank=shape.max_rank)
+            outgrown = {each for each in self._graphs if each.num_segments}
+            self._missing[:0] = sorted(outgrown.difference(self._missing))
         self._num_paused = max(self._num_paused - 1, 0)
         self._missing.remove(key)
         self._missing.append(key)
@@ -263,7 +269,7 @@ class GraphRunner:
         than every graph."""
         limits, num_sequences = self._limits, len(inputs.context_lens)
         num_tokens, num_segments = len(inputs.positions), len(inputs.segment_slot)
-        if num_segments and shape.max_rank > limits.max_rank:
+        if num_segments and shape.max_rank > self._largest_rank:
             return None
         if shape.max_query == 1 and len(inputs.last_tokens) == num_tokens:
             if num_tokens > limits.num_sequences:

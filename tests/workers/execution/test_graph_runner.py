@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,6 @@ from workers.execution.graph_runner import (
     NUM_TOKENS,
     SCRATCH_PAGE,
     GraphBuffers,
-    GraphInputs,
     GraphKey,
     GraphRunner,
     Limits,
@@ -288,6 +288,44 @@ def test_triton_kernels_leave_padding_alone(tmp_path: Path) -> None:
             steps.assert_same(rows, graph.prepare(rows))
 
 
+@torch.inference_mode()
+def test_the_rank_bound_of_graphs_follows_the_adapters(steps: Steps) -> None:
+    """It begins with the smallest, rises with the ranks of steps up to the largest that a worker
+    serves, and does not fall. Until a graph is captured again, it serves the ranks that it fits."""
+    noting = Noting(steps)
+    graphs = noting.noted(steps, max_rank=256)
+    few, many, plain = steps.begin([0] * 5), steps.begin([0, 1, 2]), steps.begin([-1] * 3)
+
+    def is_served(rows: BatchInputs[Array], rank: int) -> bool:
+        run = graphs.prepare(rows, replace(steps.shape(rows), max_rank=rank))
+        if run is not None:
+            steps.assert_same(rows, run)
+        return run is not None
+
+    def served(rank: int) -> list[bool]:
+        """Whether steps of one adapter of that rank, and of three, run as graphs."""
+        assert is_served(plain, 0)
+        return [is_served(few, rank), is_served(many, rank)]
+
+    num_graphs = graphs.capture_all()
+    assert set(noting.ranks) == {16}
+    assert served(16) == [True, True] and served(512) == [False, False]
+    assert not graphs.can_capture, "for more than the worker serves"
+    assert served(64) == [False, False] and served(16) == [True, True]
+    noting.clear()
+    graphs.capture_next()
+    assert noting.forms == [(4, min(4, steps.limits.num_slots))], "the one that was lacked last"
+    assert noting.ranks == [64]
+    assert served(64) == [False, True] and served(16) == [True, True]
+    assert served(256) == [False, False], "before all are captured for the bound before"
+    noting.clear()
+    assert graphs.capture_all() == num_graphs, "each in place of the one before"
+    assert set(noting.ranks) == {256} and all(num_segments for _, num_segments in noting.forms)
+    for rank in (256, 64, 16):
+        assert served(rank) == [True, True]
+    assert not graphs.can_capture
+
+
 class Noting:
     """A backend that notes what it captures, and with how many tokens and adapters LoRA works."""
 
@@ -295,6 +333,7 @@ class Noting:
         self._ops = steps.ops
         self.captured: list[Tensor] = []
         self.forms: list[tuple[int, int]] = []
+        self.ranks: list[int] = []
         self.fails_at = -1
         self.num_failed = 0
 
@@ -308,15 +347,21 @@ class Noting:
         self.captured.append(work())
         return work
 
-    def noted(self, steps: Steps) -> GraphRunner:
-        """A runner whose graphs note the number of tokens and of adapters that they are made
-        for."""
+    def clear(self) -> None:
+        self.forms.clear()
+        self.ranks.clear()
+
+    def noted(self, steps: Steps, max_rank: int = 16) -> GraphRunner:
+        """A runner whose graphs note the number of tokens and of adapters, and the rank, that they
+        are made for."""
 
         def compute(rows: BatchInputs[Tensor], shape: StepShape, out: Tensor) -> Tensor:
             self.forms.append((len(rows.positions), len(rows.segment_slot)))
+            self.ranks.append(shape.max_rank)
             return steps.compute(rows, shape, out)
 
-        return GraphRunner(steps.limits, self, compute, self.count_failure)  # pyright: ignore
+        limits = replace(steps.limits, max_rank=max_rank)
+        return GraphRunner(limits, self, compute, self.count_failure)  # pyright: ignore
 
     def count_failure(self) -> None:
         self.num_failed += 1
@@ -429,14 +474,15 @@ def test_the_buffers_of_graphs_are_as_large_as_is_reckoned_with() -> None:
         assert sum(tensor.nbytes for tensor in held) == limits.num_bytes
 
 
+@torch.inference_mode()
 def test_block_tables_go_to_the_device_as_wide_as_the_step_needs_them(steps: Steps) -> None:
-    graphs = GraphInputs(GraphKey(4, False, 4, 4), GraphBuffers(steps.limits, torch.device("cpu")))
-    graphs.tensors.block_tables.fill_(77)
+    graph = steps.graph(4)
+    graph.inputs.block_tables.fill_(77)
     for longest in (40, 90, 5):
         rows = steps.begin([0, 1, -1], longest)
         width = rows.block_tables.shape[1]
-        graphs.fill(rows)
-        got = graphs.tensors.block_tables
+        graph.prepare(rows)
+        got = graph.inputs.block_tables
         assert torch.equal(got[:3, :width], torch.from_numpy(rows.block_tables))
         assert int(got[3, 0]) == SCRATCH_PAGE
         if longest == 40:
