@@ -146,8 +146,9 @@ class Conversation(msgspec.Struct, frozen=True):
     def num_chars(self) -> int:
         """Number of characters that a chat template may render. Calls, tools and template arguments
         count by the length of their JSON."""
-        total = sum([message.num_chars for message in self.messages])
+        total = 0
         for message in self.messages:
+            total += message.num_chars + len(message.name or "")
             if message.calls or message.reasoning:
                 total += len(message.reasoning) + _size(message.calls)
         if self.tools or self.template_arguments:

@@ -26,6 +26,8 @@ import msgspec
 from sandbox.task import Answer, Bounds, Died, Done, Task
 
 MAX_OPEN_FILES = 16
+MAX_KEPT_BYTES = 128 << 20
+"""Maximum bytes of address space that the tasks of one process may leave in use (Linux only)."""
 
 DEATHS: dict[int, Literal["memory", "timeout"]] = {
     signal.SIGPROF: "timeout",
@@ -50,24 +52,32 @@ def serve(work: Work) -> None:
 
 def serve_in_place(work: Work) -> None:
     """Runs each task in this process, one at a time, until the input ends, or a task takes too much
-    and the process dies. Limits memory and CPU time; files cannot be written."""
+    and the process dies. Limits memory and CPU time; files cannot be written. Starts the program
+    again when tasks have left more than MAX_KEPT_BYTES behind."""
     _set(resource.RLIMIT_FSIZE, 0)
     _set(resource.RLIMIT_CORE, 0)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    in_use = _bytes_in_use()
+    own, hard = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = begun = _bytes_in_use()
     for task in _tasks():
         bounds = task.bounds
         if sys.platform == "linux":
-            _, hard = resource.getrlimit(resource.RLIMIT_AS)
             resource.setrlimit(resource.RLIMIT_AS, (in_use + bounds.memory_bytes, hard))
         signal.setitimer(signal.ITIMER_PROF, bounds.cpu_s)
         try:
             outcome = work(bytes(task.work))
-            is_short = len(outcome) <= bounds.outcome_bytes
-            _answer(Done(msgspec.Raw(outcome)) if is_short else Died("memory"))
         except MemoryError:
             signal.raise_signal(signal.SIGABRT)
+            raise
+        # The limits are the task's: a process that died later would fail the next task.
         signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (own, hard))
+        is_short = len(outcome) <= bounds.outcome_bytes
+        _answer(Done(msgspec.Raw(outcome)) if is_short else Died("memory"))
+        in_use = _bytes_in_use()
+        if in_use > begun + MAX_KEPT_BYTES:
+            # Input and output stay open, so the parent does not notice.
+            os.execv(sys.executable, sys.orig_argv)
 
 
 def _tasks() -> Iterator[Task]:
@@ -149,7 +159,9 @@ def _limit(bounds: Bounds) -> None:
 
 
 def _bytes_in_use() -> int:
-    """Returns the bytes of this process's address space (Linux only)."""
+    """Returns the bytes of this process's address space, or 0 where there is no Linux."""
+    if sys.platform != "linux":
+        return 0
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 

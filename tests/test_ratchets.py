@@ -19,7 +19,7 @@ LINES = {
     "memory": 2_240,
     "migrations": 1_660,
     "ops": 7_960,
-    "sandbox": 375,
+    "sandbox": 385,
     "store": 1_520,
     "telemetry": 560,
     "tools": 1_940,

@@ -29,9 +29,12 @@ def _work(raw: bytes) -> bytes:
     try:
         template = _compiled(work.source)
         rendered = template.render(work.conversation)
+        return msgspec.json.encode(RenderedChat(rendered, template.shows_tools))
     except InvalidRequest as error:
-        return msgspec.json.encode(Refused(error.message, error.param))
-    return msgspec.json.encode(RenderedChat(rendered, template.shows_tools))
+        refused = Refused(error.message.encode(errors="replace").decode(), error.param)
+    except UnicodeEncodeError:
+        refused = Refused("The model's chat template writes text that is not Unicode.", "messages")
+    return msgspec.json.encode(refused)
 
 
 if __name__ == "__main__":

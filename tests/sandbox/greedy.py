@@ -13,6 +13,9 @@ import msgspec
 
 from sandbox.server import serve, serve_in_place
 
+KEPT: list[bytes] = []
+"""What tasks in one process have left behind."""
+
 
 def work(asked: bytes) -> bytes:
     match msgspec.json.decode(asked, type=str):
@@ -28,6 +31,10 @@ def work(asked: bytes) -> bytes:
         case "file":
             with open("/tmp/greedy", "wb") as file:
                 file.write(b"x" * 4096)
+        case "keep":
+            KEPT.append(b"x" * (16 << 20))
+        case "kept":
+            return msgspec.json.encode(str(len(KEPT)))
         case "pid":
             return msgspec.json.encode(str(os.getpid()))
         case "output":

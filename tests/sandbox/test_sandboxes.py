@@ -84,6 +84,21 @@ def test_a_process_in_place_stays(in_place: Sandboxes) -> None:
     assert outcome(in_place, "pid") != pid
 
 
+def test_what_tasks_leave_behind_in_place_is_no_later_tasks(in_place: Sandboxes) -> None:
+    """A task has its own limit of memory, whatever earlier tasks keep, and a process that keeps too
+    much begins again, with the same socket."""
+    pid = outcome(in_place, "pid")
+    kept: list[int] = []
+    for _ in range(20):
+        assert outcome(in_place, "keep") == "keep"
+        number = outcome(in_place, "kept")
+        assert isinstance(number, str)
+        kept.append(int(number))
+    assert 4 < max(kept) < 12
+    assert kept[-1] < 12
+    assert outcome(in_place, "pid") == pid
+
+
 def test_what_waits_too_long_ends(sandboxes: Sandboxes) -> None:
     bounds = msgspec.structs.replace(BOUNDS, wall_s=0.2)
     assert outcome(sandboxes, "time", bounds) == Died("timeout")

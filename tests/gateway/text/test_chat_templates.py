@@ -211,6 +211,14 @@ async def test_a_hostile_template_is_refused_beside_others(
     await attacks
 
 
+@pytest.mark.parametrize("written", ["{{ '\\ud800' }}", "{{ raise_exception('\\ud800') }}"])
+async def test_a_template_that_writes_no_unicode_is_refused(
+    tokenizer: ModelTokenizer, processes: TemplateProcesses, written: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"not Unicode|refused: \?"):
+        await tokenizer.render(CHAT, domain="acme", template=written)
+
+
 async def test_a_process_that_was_killed_is_replaced(
     tokenizer: ModelTokenizer, processes: TemplateProcesses
 ) -> None:
@@ -233,6 +241,10 @@ async def test_a_long_conversation_is_rendered_beside_the_loop(
     rendered = await tokenizer.render(Conversation([Message("user", content)]), domain="acme")
     assert time.thread_time() - began < 0.05
     assert rendered.rendered.text == content.upper()
+
+
+def test_names_count_as_what_a_template_may_render() -> None:
+    assert Conversation([Message("user", "a", name="b" * 100)]).num_chars == 101
 
 
 @pytest.mark.parametrize("path", FAMILIES, ids=[path.stem for path in FAMILIES])
