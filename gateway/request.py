@@ -148,9 +148,9 @@ class Conversation(msgspec.Struct, frozen=True):
         count by the length of their JSON."""
         total = 0
         for message in self.messages:
-            total += message.num_chars + len(message.name or "")
-            if message.calls or message.reasoning:
-                total += len(message.reasoning) + _size(message.calls)
+            total += message.num_chars + len(message.name or "") + len(message.reasoning)
+            if message.calls:
+                total += _size(message.calls)
         if self.tools or self.template_arguments:
             total += _size(self.tools) + _size(self.template_arguments)
         return total

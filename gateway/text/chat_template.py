@@ -36,8 +36,6 @@ FINAL_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 """Text appended to the message that the answer is to continue, so that the end of this message can
 be found in the rendered prompt. The trailing space shows whether the template trims contents, as in
 transformers."""
-
-
 FOLDED_TURNS = "folded_turns"
 """Name of the change that turns were simplified, because the template refused them or left out some
 of them."""
