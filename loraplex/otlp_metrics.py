@@ -82,8 +82,10 @@ class MetricSender:
         self._temporality = preferred.get(ObservableCounter, AggregationTemporality.CUMULATIVE)
         self._is_delta = self._temporality is AggregationTemporality.DELTA
         self._since_ns = self._now_ns = time.time_ns()
-        self._before: dict[tuple[str, Labels], Sequence[float]] = {}
-        """Last figures of each series, if differences are sent."""
+        self._before: dict[str, dict[Labels, Sequence[float]]] = {}
+        """Last figures of each series, by family, if differences are sent. A series that has ended
+        is forgotten, because it begins at 0 if it begins again."""
+        self._after: dict[str, dict[Labels, Sequence[float]]] = {}
         self._ending = Event()
         self._thread = Thread(target=self._run, name="metrics-otlp", daemon=True)
 
@@ -92,7 +94,7 @@ class MetricSender:
         atexit.register(self.end)
 
     def send(self) -> None:
-        self._now_ns = time.time_ns()
+        self._now_ns, self._after = time.time_ns(), {}
         metrics = [self._metric(family) for family in self._page.collect()]
         metrics += [self._metric(family, "s") for family in OTLP_ALONE.collect()]
         # Without points, it would be a metric of an unknown kind.
@@ -101,6 +103,7 @@ class MetricSender:
         self._exporter.export(MetricsData([ResourceMetrics(self._resource, [scope], "")]))
         if self._is_delta:
             self._since_ns = self._now_ns
+            self._before |= self._after
 
     def end(self) -> None:
         """Sends metrics once more. Gives up after SEND_TIMEOUT_S seconds."""
@@ -170,8 +173,8 @@ class MetricSender:
     def _change(self, family: Family, series: Labels, figures: list[float]) -> list[float]:
         """Returns the difference to the figures that were sent before. A series whose figures have
         decreased has begun again at 0."""
-        before = self._before.get((family.name, series), [0.0] * len(figures))
-        self._before[family.name, series] = figures
+        before = self._before.get(family.name, {}).get(series, [0.0] * len(figures))
+        self._after.setdefault(family.name, {})[series] = figures
         changes = [new - old for new, old in zip(figures, before, strict=True)]
         return figures if min(changes) < 0 else changes
 

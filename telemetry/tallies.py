@@ -9,6 +9,7 @@ the rest of the work. Each tally is written by one thread and may be read by any
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import bisect_left
 from collections import deque
@@ -20,6 +21,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
+
+log = logging.getLogger(__name__)
 
 Labels = tuple[str, ...]
 """Label values, in the order of the tally's label names. Each value is from a bounded set."""
@@ -150,7 +153,8 @@ def exemplar(trace_id: int, span_id: int, value: float, at: float) -> Exemplar:
 
 
 class Gauge(Collector):
-    """Metric whose values are read whenever metrics are collected."""
+    """Metric whose values are read whenever metrics are collected. If reading them fails, the
+    metric has no values, and other metrics keep theirs."""
 
     def __init__(self, name: str, description: str, read: Callable[[], Figures]) -> None:
         self._name, self._description, self._read = name, description, read
@@ -158,16 +162,23 @@ class Gauge(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = Metric(self._name, self._description, "gauge")
-        for value, labels in self._read():
+        for value, labels in self._figures():
             family.add_sample(self._name, dict(labels), value)
         yield family
+
+    def _figures(self) -> Figures:
+        try:
+            return list(self._read())
+        except Exception:  # for example, a dict that another thread changed meanwhile
+            log.exception("reading the metric %s failed", self._name)
+            return ()
 
 
 class ReadCounter(Gauge):
     """Counter whose values are read whenever metrics are collected."""
 
     def collect(self) -> Iterator[Metric]:
-        yield counter_family(self._name, self._description, self._read())
+        yield counter_family(self._name, self._description, self._figures())
 
 
 def counter_family(name: str, description: str, figures: Figures) -> Metric:

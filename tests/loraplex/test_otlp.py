@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from loraplex.errors import BadSettings
 from loraplex.otlp import Signal, otlp_url, resource
 from loraplex.otlp_metrics import MetricSender, check_metric_sending, send_interval_s
-from telemetry.tallies import PAGE, Counter, Histogram, exemplar
+from telemetry.tallies import PAGE, Counter, Histogram, ReadCounter, exemplar
 from tests.otlp_receiver import ReceivedMetric, otlp_receiver
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/"}
@@ -127,3 +127,34 @@ def test_who_wants_differences_gets_them(monkeypatch: pytest.MonkeyPatch) -> Non
         (point,) = metrics["waited_seconds"].points
         assert (point.counts, point.value) == ([1, 0, 2, 1], 105.5)
         assert [point.value for point in metrics["vllm:things"].points] == [2]
+
+
+def test_a_series_that_ended_and_began_again_counts_from_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of a tenant whose use was counted among others for a while. A counter that cannot
+    be read for a while goes on."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta")
+    a, b = {"tenant": "a"}, {"tenant": "b"}
+    turns: list[list[tuple[float, dict[str, str]]]] = []
+    turns += [[(5, a), (1, b)], [(2, b)], [], [(7, a), (4, b)]]
+
+    def read() -> list[tuple[float, dict[str, str]]]:
+        if not (figures := turns.pop(0)):
+            raise RuntimeError("dictionary changed size during iteration")
+        return figures
+
+    counter, page = ReadCounter("tenant_tokens", "Tokens.", read), CollectorRegistry()
+    PAGE.unregister(counter)
+    page.register(counter)
+    found: list[dict[str, float]] = []
+    with otlp_receiver() as receiver:
+        exporter = OTLPMetricExporter(f"{receiver.url}/v1/metrics")
+        sender = MetricSender(exporter, HOUR_S, resource({}, "gateway", "1"), page)
+        for _ in range(4):
+            receiver.metrics.clear()
+            sender.send()
+            metrics = receiver.metrics.get("loraplex-gateway", {})
+            points = metrics["tenant_tokens"].points if metrics else []
+            found.append({point.attributes["tenant"]: point.value for point in points})
+    assert found == [{"a": 5, "b": 1}, {"b": 1}, {}, {"a": 7, "b": 2}]
