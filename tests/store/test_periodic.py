@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from prometheus_client.samples import Sample
 
 from adapters.store.folder import LocalStore
 from admin.app import create_app
@@ -18,19 +19,20 @@ from store import periodic
 from store.database import Database
 from store.errors import ApiError
 from store.periodic import in_background, repeat
+from telemetry.tallies import PAGE
 from tests.admin.conftest import CONFIG, database, dsn
 from tests.gateway.live import eventually
 
 __all__ = ["database", "dsn"]
 
 
+def samples() -> list[Sample]:
+    name = "loraplex_task_failing_since_timestamp_seconds"
+    return next(family.samples for family in PAGE.collect() if family.name == name)
+
+
 def since(task: str) -> float:
-    values = {o.attributes and o.attributes["task"]: o.value for o in observed()}
-    return float(values.get(task, 0))
-
-
-def observed() -> list[periodic.Observation]:
-    return periodic._observe_failing(periodic.CallbackOptions())
+    return next((each.value for each in samples() if each.labels["task"] == task), 0.0)
 
 
 @pytest.mark.parametrize("error", [ApiError("refused"), TypeError("ours"), OSError("theirs")])
@@ -127,6 +129,6 @@ async def test_no_task_of_the_admin_plane_ends_the_others(
     plane = create_app(CONFIG, database=database, store=LocalStore(tmp_path)).state.admin
     async with in_background(plane.run()) as running:
         await eventually(lambda: since(task) > 0)
-        others = {str(o.attributes["task"]) for o in observed() if o.attributes} - {task}
+        others = {sample.labels["task"] for sample in samples()} - {task}
         assert {"answers of creates are kept", "the use of keys is not written down"} <= others
         assert not running.done()

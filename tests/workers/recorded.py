@@ -25,7 +25,7 @@ from workers.wire.protocol import Abort, FinishReason, Generate, ServiceClass
 RECORD = Path(__file__).with_name("recorded.json")
 NUM_REQUESTS = 200
 FAMILIES = {"one": "llama", "two": "qwen2"}
-METRIC = re.compile(r'"((?:vllm\.|loraplex_)\w+)"')
+METRIC = re.compile(r'"((?:vllm:|loraplex_)\w+)"')
 GRAMMARS = (
     grammars.of_regex("(ab|[0-9]{2}){1,4}-[x-z]{3}"),
     grammars.of_json_schema('{"enum": [1, 23]}'),

@@ -249,8 +249,8 @@ def test_kept_weights_are_read_once_and_what_was_captured_for_them_stays(
 def test_graphs_of_a_model_that_comes_later_are_captured_one_between_two_steps(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the sequences of another model wait for one at a time. Those of a model that is there
-    at the start are captured before."""
+    """So that the sequences of another model wait for one at a time, and when all weights are
+    there. Those of a model that is there at the start are captured before."""
     turns, captures = [0], list[int]()
     step, capture = loop.WorkerLoop._step, GraphRunner.capture_next
 
@@ -282,6 +282,10 @@ def test_graphs_of_a_model_that_comes_later_are_captured_one_between_two_steps(
     assert set(driver.ended.values()) == {FinishReason.LENGTH}
     assert later.graphs is not None and len(later.graphs._graphs) == len(captures) - at_start > 10
     assert len(set(captures[at_start:])) == len(captures) - at_start
+    later.graphs._missing.append(next(iter(later.graphs._graphs)))
+    assert later.can_capture
+    later.copy_begun_s = 0.0
+    assert not later.can_capture, "not before all weights are there"
 
 
 def test_kept_weights_are_bounded(house: House) -> None:

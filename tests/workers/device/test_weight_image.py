@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_engine import make_engine
 from benchmarks.gpu_swap import swap_rows
 from benchmarks.gpu_timing import Bench
-from benchmarks.shaped_model import TINY, ShapedModel
+from benchmarks.shaped_model import TINY
 from ops.base import DeviceEvent, Ops
 from ops.reference import ReferenceOps
 from ops.registry import select
@@ -24,10 +23,9 @@ from tests.ops.interpreter import IS_INTERPRETED
 from tests.workers.host_virtual_memory import HostVirtualMemory
 from tests.workers.paged import PagedModel, Stream
 from workers.device.device_memory import AddressRange, MappedMemory
-from workers.device.weight_image import Arrival, WeightImage
+from workers.device.weight_image import WeightImage
 from workers.models.loading import LoadedModel, load_model
 from workers.models.plan import ModelPlan
-from workers.wire.protocol import Generate, SamplingParams
 
 EXTENT = 1 << 16
 BACKENDS = ["reference", "cpu", *(["triton"] if IS_INTERPRETED else [])]
@@ -54,21 +52,6 @@ class LateEvent:
     def wait(self) -> None:
         self.is_passed = True
         self._note(self)
-
-
-class Ahead:
-    """An event that the device has not passed; the host does not wait for it."""
-
-    is_passed = False
-
-    def synchronize(self) -> None:
-        raise AssertionError("the host waits")
-
-    def query(self) -> bool:
-        return self.is_passed
-
-    def wait(self) -> None:
-        pass
 
 
 class LateOps:
@@ -101,16 +84,6 @@ class LateOps:
         part = self.events.index(event)
         self.there[part].copy_(self._late[part])
         self.log.append(f"part {part}")
-
-
-class Capturing(ReferenceOps):
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_captured = 0
-
-    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        self.num_captured += 1
-        return work
 
 
 class PinningMemory(HostVirtualMemory):
@@ -217,20 +190,3 @@ def test_weights_that_are_larger_than_their_addresses_are_refused(tmp_path: Path
     small = WeightImage(home.memory.reserve(1), ReferenceOps())
     with pytest.raises(MemoryError, match="more than 65536 bytes"):
         load_model(home.plan, ReferenceOps(), image=small)
-
-
-def test_steps_are_captured_when_all_weights_are_there() -> None:
-    ops = Capturing()
-    model = ShapedModel(ops, TINY, torch.float32, 64)
-    arrival = model.arrival = Arrival()
-    arrival.begin([event := Ahead()] * 3)
-    engine, ring = make_engine(model, 1, 64, runs_ahead=False, graphs=True)
-    params = SamplingParams(40, seed=0, temperature=0.0, ignore_eos=True)
-    assert engine.submit(0, Generate(0, "", "model", [1, 2, 3], params, cache_domain="")) is None
-    for _ in range(5):
-        assert engine.step()
-    assert ring.last()["num_sampled"].sum() == 5 and not ops.num_captured
-    event.is_passed = True
-    for _ in range(5):
-        assert engine.step()
-    assert ops.num_captured == 1
