@@ -19,6 +19,7 @@ from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import TINY, Batch, ShapedModel
 from memory.arena import Arena
 from memory.kv_cache import KVCache
+from memory.page_key import pages_of
 from ops.base import PAGE_TOKENS, AdapterTables, ForwardBatch, LoRABatch
 from ops.commands import PendingCommands
 from workers.execution.batch import ModelBuffers, rank_bound
@@ -178,7 +179,7 @@ def make_engine(
     would compute all padding of the graphs. `ranks`: ranks of the adapters, which are stored after
     the KV pages."""
     device, page_bytes = model.ops.device, model.layout.page_bytes
-    num_pages = rows * -(-max_len // PAGE_TOKENS) + rows
+    num_pages = rows * pages_of(max_len) + rows
     extent_bytes = 8 * page_bytes
     arena = Arena(-(-num_pages // 8) * extent_bytes, extent_bytes, first_byte=page_bytes)
     first = page_bytes + arena.num_bytes

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.shaped_model import LLAMA_8B, TINY, Batch, Shape, ShapedModel
+from memory.page_key import pages_of
 from ops.base import (
     PAGE_TOKENS,
     Activation,
@@ -224,7 +225,7 @@ class Cases:
         sizes, device = self.sizes, self.ops.device
         layout = KVLayout(LAYER + 1, heads.kv, heads.dim, sizes.dtype)
         lengths = [new + before for new, before in step]
-        num_pages = [-(-length // PAGE_TOKENS) for length in lengths]
+        num_pages = [pages_of(length) for length in lengths]
         num_bytes = sum(num_pages) * layout.page_bytes
         if memory is None:
             memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import Batch, ShapedModel
+from memory.page_key import pages_of
 from ops.base import (
     PAGE_TOKENS,
     AttentionBatch,
@@ -108,7 +109,7 @@ def long_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
         at = LayerAttention(batch, view, 0, shape.heads, scale=0.1)
         return 1e6 * bench.seconds(lambda: ops.paged_attention(x, at))
 
-    num_pages = -(-long // PAGE_TOKENS)
+    num_pages = pages_of(long)
     alone, long_kv = model.cache(1, long)(1, long)
     tables = torch.zeros(rows, num_pages, dtype=torch.int64, device=bench.device)
     tables[0] = alone.block_tables[0]

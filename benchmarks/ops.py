@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from memory.page_key import pages_of
 from ops.base import (
     AdapterTables,
     AttentionBatch,
@@ -129,7 +130,7 @@ def attention_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
     sdpa = torch.nn.functional.scaled_dot_product_attention
     cases = ((1, 1, 256), (8, 1, 256), (32, 1, 256), (1, 1, 4096), (1, 512, 512), (1, 512, 2048))
     for seqs, rows, context in cases:
-        pages = -(-context // 16)
+        pages = pages_of(context)
         arena = torch.zeros(seqs * pages * layout.page_bytes, dtype=torch.uint8)
         tables = torch.randperm(seqs * pages).view(seqs, pages) * layout.page_bytes
         batch = AttentionBatch(

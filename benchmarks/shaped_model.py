@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from memory.page_key import pages_of
 from ops.base import (
     HEAD,
-    PAGE_TOKENS,
     AdapterTables,
     AttentionBatch,
     FusedLinear,
@@ -182,7 +182,7 @@ class ShapedModel:
         """Returns a function that makes attention batches over filled KV pages of `seqs` sequences
         with `context` tokens each. Its arguments are the rows of each sequence, and the length of
         each sequence with these rows."""
-        pages = -(-context // PAGE_TOKENS)
+        pages = pages_of(context)
         device, size = self.ops.device, self.layout.page_bytes
         arena = torch.empty(seqs * pages * size, dtype=torch.uint8, device=device)
         arena.view(self.dtype).normal_()

@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from adapters.store.folder import LocalStore
 from benchmarks.machine import describe
 from examples.questions import QUESTIONS
+from memory.page_key import pages_of
 from ops.registry import select
 from tests.workers.paged import PagedModel, Stream
 from tests.workers.real_model import demo_gguf
@@ -57,14 +58,14 @@ class Model:
 
     def logits(self, tokens: list[int], adapter: Path | None = None) -> torch.Tensor:
         """Returns the logits [tokens, V] of one sequence."""
-        model = self.paged(-(-len(tokens) // 16))
+        model = self.paged(pages_of(len(tokens)))
         if adapter is not None:
             model.load_adapter(0, adapter)
         (logits,) = model.step([(Stream(-1 if adapter is None else 0), tokens)])
         return logits
 
     def answer(self, prompt: list[int], adapter: Path) -> list[int]:
-        model = self.paged(-(-(len(prompt) + NUM_ANSWER) // 16))
+        model = self.paged(pages_of(len(prompt) + NUM_ANSWER))
         model.load_adapter(0, adapter)
         return model.generate(Stream(0), prompt, NUM_ANSWER)
 

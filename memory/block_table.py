@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from memory.accounts import NO_TENANT, Tenant
 from memory.kv_cache import KVCache
-from memory.page_key import PAGE_TOKENS
+from memory.page_key import PAGE_TOKENS, pages_of
 from memory.prefix_cache import Image
 
 
@@ -85,7 +85,7 @@ class BlockTable:
     def grow(self, num_tokens: int) -> bool:
         """Extends the table to `num_tokens` tokens. Returns False and changes nothing if memory is
         short."""
-        missing = -(-num_tokens // PAGE_TOKENS) - len(self.pages)
+        missing = pages_of(num_tokens) - len(self.pages)
         if missing > 0:
             has_room = self.make_room(missing)
             pages = self._kv.pool.allocate(missing, self.tenant.name) if has_room else None

@@ -10,6 +10,11 @@ PAGE_TOKENS = 16
 """Tokens per page; the op backends use the same number."""
 
 
+def pages_of(num_tokens: int) -> int:
+    """Returns the number of pages that hold `num_tokens` tokens."""
+    return -(-num_tokens // PAGE_TOKENS)
+
+
 def _field(tag: bytes, value: bytes) -> bytes:
     return tag + len(value).to_bytes(4, "little") + value
 

@@ -9,6 +9,11 @@ import sys
 
 import pytest
 
+import adapters.format.validator
+import adapters.manifest
+import memory.page_key
+import ops.base
+import ops.triton_table
 from tools.source_tree import PACKAGES, ROOT, is_within, source_tree
 
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -157,6 +162,12 @@ def test_the_core_does_not_know_how_memory_is_evicted() -> None:
             for name in source_tree().imports[module]:
                 is_eviction = is_within(name, "memory.eviction")
                 assert not is_eviction or module == "memory.eviction", f"{module} imports {name}"
+
+
+def test_constants_that_import_rules_keep_apart_are_equal() -> None:
+    assert ops.base.PAGE_TOKENS == memory.page_key.PAGE_TOKENS
+    assert ops.base.PROJECTIONS == adapters.manifest.PROJECTIONS
+    assert ops.triton_table.ALIGNMENT == adapters.format.validator.IMAGE_ALIGNMENT
 
 
 def test_no_drawers() -> None:

@@ -160,7 +160,12 @@ def image_bytes(bound: BoundAdapter, item_bytes: int) -> int:
     # A tensor that replaces rows of the embedding and of the output matrix is stored once.
     counts = {each.name: each.count for each in bound.rows}
     sizes += (count * bound.base.hidden_size * item_bytes for count in counts.values())
-    return sum(-(-size // IMAGE_ALIGNMENT) * IMAGE_ALIGNMENT for size in sizes)
+    return sum(map(aligned, sizes))
+
+
+def aligned(num_bytes: int) -> int:
+    """Returns the next position in an image at which a factor may start."""
+    return -(-num_bytes // IMAGE_ALIGNMENT) * IMAGE_ALIGNMENT
 
 
 def _check_image(bound: BoundAdapter, max_bytes: int) -> None:

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.eviction.holes import Holes
-
-UNIT_BYTES = 1 << 16
 
 
 class HostSlab:

@@ -22,8 +22,8 @@ from threading import RLock
 import msgspec
 import numpy as np
 
+from adapters.format.validator import aligned
 from adapters.pool.load_cost import LoadCost
-from adapters.pool.lora import ALIGNMENT
 from adapters.pool.packed_image import AdapterImage, ImageTables
 from memory.lru import Lru
 from ops.commands import TableRows
@@ -212,7 +212,7 @@ def _encode_head(image: AdapterImage, layout: str) -> bytes:
         )
     )
     head = MAGIC + len(header).to_bytes(4, "little") + hashlib.sha256(header).digest() + header
-    return head + bytes(-len(head) % ALIGNMENT)
+    return head + bytes(aligned(len(head)) - len(head))
 
 
 def _read(path: Path, digest: str, layout: str) -> AdapterImage:
@@ -227,7 +227,7 @@ def _read(path: Path, digest: str, layout: str) -> AdapterImage:
             header = msgspec.msgpack.decode(raw, type=ImageHeader)
         except msgspec.MsgspecError as error:
             raise ImageCorrupt(f"{path.name}: a header of another shape: {error}") from error
-        start = -(-(PREFIX_BYTES + size) // ALIGNMENT) * ALIGNMENT
+        start = aligned(PREFIX_BYTES + size)
         is_whole = os.fstat(file.fileno()).st_size == start + header.num_bytes
         if (header.digest, header.layout) != (digest, layout) or not is_whole:
             raise ImageCorrupt(f"{path.name}: another image, or cut")

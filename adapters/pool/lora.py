@@ -12,12 +12,10 @@ from torch import Tensor
 
 from adapters.format.binding import BoundModule, BoundRows
 from adapters.format.tensor_headers import TensorEntry
-from adapters.format.validator import IMAGE_ALIGNMENT, AdapterFiles, StoredAdapter, read_adapter
+from adapters.format.validator import AdapterFiles, StoredAdapter, aligned, read_adapter
 from adapters.manifest import PROJECTIONS, BaseModelShape
 from adapters.pool.packed_image import ImageTables
 from ops.commands import TableRows
-
-ALIGNMENT = IMAGE_ALIGNMENT
 
 CHUNK_BYTES = 16 << 20
 """Maximum bytes of rows that are read at a time, counted as float32."""
@@ -107,13 +105,13 @@ def _lay_out(
         widths = base.projection_shape(module.layer, base.modules(module.layer)[module.projection])
         for offsets, width in zip((tables.a_offset, tables.b_offset), widths, strict=True):
             offsets[at] = end
-            end = _align(end + width * module.rank * layout.dtype.itemsize)
+            end = aligned(end + width * module.rank * layout.dtype.itemsize)
     places: dict[str, int] = {}
     for bound in adapter.rows:
-        ids, end = end, _align(end + bound.count * torch.int32.itemsize)
+        ids, end = end, aligned(end + bound.count * torch.int32.itemsize)
         if bound.name not in places:
             places[bound.name] = end
-            end = _align(end + bound.count * base.hidden_size * layout.dtype.itemsize)
+            end = aligned(end + bound.count * base.hidden_size * layout.dtype.itemsize)
         tables.replaced[bound.module] = TableRows(
             bound.count, base.hidden_size, ids, places[bound.name]
         )
@@ -180,7 +178,3 @@ def _row_order(bound: BoundRows) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
 def _place(image: Tensor, offset: int, values: Tensor, dtype: torch.dtype) -> None:
     size = values.numel() * dtype.itemsize
     image[offset : offset + size].view(dtype).view(values.shape).copy_(values)
-
-
-def _align(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -152,8 +152,7 @@ class AdapterMemory:
                     self._free(pieces)
                     return None
         pieces.sort(key=lambda piece: piece.start)
-        num_units = sum(end - start for start, end in map(self._units, pieces))
-        placement = Placement(tuple(pieces), num_units * UNIT_BYTES)
+        placement = Placement(tuple(pieces), sum(self.rounded(p.stop - p.start) for p in pieces))
         self._placements[placement] = account
         self._arena.bytes_held.charge(account, placement.num_bytes)
         return placement
@@ -231,9 +230,7 @@ class AdapterMemory:
         for placement in self._placements:
             ends = [piece.stop for piece in placement.pieces]
             starts = [piece.start for piece in placement.pieces]
-            require(
-                starts == [0, *ends[:-1]], f"the pieces of {placement} do not follow each other"
-            )
+            require(starts == [0, *ends[:-1]], f"pieces of {placement} do not follow each other")
 
 
 def _num_units(num_bytes: int) -> int:

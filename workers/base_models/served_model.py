@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from memory.page_key import PAGE_TOKENS
+from memory.page_key import pages_of
 from memory.reuse import Reuse
 from workers.base_models.loader import Loaded, WeightLoad
 from workers.base_models.residency import Demand, ModelState
@@ -81,7 +81,7 @@ class ServedModel(ModelInstance):
         if first is not None:
             adapter = first.adapter
             missing = None if adapter is None else self.pool.missing_bytes(adapter)
-            num_pages = -(-len(first.tokens) // PAGE_TOKENS) - (-(missing or 0) // pages.page_bytes)
+            num_pages = pages_of(len(first.tokens)) - (-(missing or 0) // pages.page_bytes)
         return Demand(
             len(scheduler.running),
             scheduler.num_waiting,

@@ -34,7 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ops.base import PAGE_TOKENS, Ops
+from memory.page_key import pages_of
+from ops.base import Ops
 from ops.copies import ALIGNMENT, Packing, new_host_buffer
 from workers.execution.batch import RANK_BOUNDS, BatchInputs, ModelBuffers, StepShape
 from workers.execution.step_input import Array
@@ -83,7 +84,7 @@ class Limits:
     @property
     def num_pages(self) -> int:
         """Number of pages of the longest sequence."""
-        return -(-self.max_context // PAGE_TOKENS)
+        return pages_of(self.max_context)
 
     @property
     def num_rows(self) -> int:
@@ -232,8 +233,7 @@ class GraphRunner:
     def prepare(self, inputs: BatchInputs[Array], shape: StepShape) -> Callable[[], Tensor] | None:
         """Returns a function that computes the logits (see `StepGraph.prepare`), or None if the
         step is larger than every graph or its graph is not captured."""
-        key = self._key(inputs, shape)
-        if key is None:
+        if (key := self._key(inputs, shape)) is None:
             return None
         graph = self._graphs.get(key)
         if graph is not None and graph.max_rank >= shape.max_rank:

@@ -14,7 +14,7 @@ from time import perf_counter_ns
 import numpy as np
 import torch
 
-from memory.page_key import PAGE_TOKENS
+from memory.page_key import pages_of
 from workers.execution.batch import rank_bounds
 from workers.execution.model_runner import ModelRunner
 from workers.execution.step_input import SampleInput, ScoreInput, StepInput
@@ -98,7 +98,7 @@ def trial_step(
         adapter_slots=np.full(len(counts), 0 if rank else -1, np.int32),
         starts=np.array(starts, np.int32),
         counts=np.array(counts, np.int32),
-        block_tables=np.zeros((len(counts), -(-max(ends) // PAGE_TOKENS)), np.int64),
+        block_tables=np.zeros((len(counts), pages_of(max(ends))), np.int64),
         max_rank=rank,
         samples=[SampleInput(i, ends[i], 0, params, NO_TOKENS) for i in range(num_samples)],
         scores=scores,

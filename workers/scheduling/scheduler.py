@@ -24,7 +24,7 @@ from adapters.pool.source import (
 )
 from memory.accounts import Tenant
 from memory.kv_cache import KVCache
-from memory.page_key import PAGE_TOKENS
+from memory.page_key import PAGE_TOKENS, pages_of
 from memory.prefix_cache import Image
 from ops.commands import PendingCommands, WriteTokens
 from workers.scheduling.deadlines import Deadlines
@@ -374,7 +374,7 @@ class Scheduler:
         if table.make_room(num_own, num_beside=num_beside):
             return None
         message = (
-            f"needs {-(-len(sequence.tokens) // PAGE_TOKENS)} KV pages of {PAGE_TOKENS} tokens, "
+            f"needs {pages_of(len(sequence.tokens))} KV pages of {PAGE_TOKENS} tokens, "
             "more than there are beside its adapter and those that are pinned"
         )
         return Blocked(BlockReason.PAGES, (ErrorCode.PROMPT_TOO_LONG, message), lacks_memory=True)
@@ -481,7 +481,7 @@ class Scheduler:
 def _num_missing(sequence: Sequence) -> int:
     """Returns the number of pages that the sequence's tokens still need. Returns 0 even if the
     sequence has one page more, for the token that a step in flight draws."""
-    return max(-(-len(sequence.tokens) // PAGE_TOKENS) - len(sequence.block_table.pages), 0)
+    return max(pages_of(len(sequence.tokens)) - len(sequence.block_table.pages), 0)
 
 
 def _digest(sequence: Sequence) -> str | None:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from adapters.manifest import BaseModelShape
 from adapters.pool.factors import Factors
+from memory.page_key import pages_of
 from ops.base import (
     EMBEDDING,
     HEAD,
-    PAGE_TOKENS,
     AdapterTables,
     AttentionBatch,
     ForwardBatch,
@@ -166,7 +166,7 @@ def _head_rows(
 def _sequences(count: int, length: int, layout: KVLayout) -> tuple[AttentionBatch, KVCacheView]:
     """Returns a batch of `count` prompts of `length` tokens each, and an arena for their KV
     pages."""
-    num_pages = -(-length // PAGE_TOKENS)
+    num_pages = pages_of(length)
     arena = torch.zeros(count * num_pages * layout.page_bytes, dtype=torch.uint8)
     sequences = torch.arange(count, dtype=torch.int32)
     attention = AttentionBatch(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
 
-from memory.page_key import PAGE_TOKENS
+from memory.page_key import PAGE_TOKENS, pages_of
 from workers.wire.protocol import (
     ALL_TOKENS,
     ErrorCode,
@@ -68,7 +68,7 @@ def check_request(request: Generate, limits: RequestLimits) -> tuple[ErrorCode, 
             f"{num_prompt} prompt tokens and {max_tokens} to generate exceed "
             f"the model's {limits.max_model_len}"
         )
-    num_pages = -(-(num_prompt + max_tokens) // PAGE_TOKENS)
+    num_pages = pages_of(num_prompt + max_tokens)
     if num_pages > limits.max_pages:
         return ErrorCode.PROMPT_TOO_LONG, (
             f"needs {num_pages} KV pages of {PAGE_TOKENS} tokens, the arena has {limits.max_pages}"

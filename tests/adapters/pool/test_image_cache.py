@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from adapters.errors import AdapterUnavailable
+from adapters.format.validator import IMAGE_ALIGNMENT
 from adapters.pool.image import MAGIC, ImageCache
 from adapters.pool.loader import AdapterLoader
-from adapters.pool.lora import ALIGNMENT
 from adapters.pool.packed_image import AdapterImage
 from adapters.store.folder import LocalStore, StoreUnavailable
 from ops.registry import select
@@ -188,7 +188,7 @@ def test_only_the_image_that_was_proved_is_taken(
     """A cached image whole in itself but of other bytes, as a faulty build would have left."""
     proved = make_loader(store, tmp_path).fetch(digest)
     other = AdapterImage.of(digest, proved.tables, torch.zeros(proved.num_bytes, dtype=torch.uint8))
-    moved = replace(proved.tables, b_offset=proved.tables.b_offset + ALIGNMENT)
+    moved = replace(proved.tables, b_offset=proved.tables.b_offset + IMAGE_ALIGNMENT)
     for wrong in (other, replace(proved, tables=moved)):
         loader = make_loader(store, tmp_path)
         ImageCache(tmp_path / "cache", 1 << 30).save(loader.layout.version, wrong)
