@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,11 +29,14 @@ CLIENT: ClientConfig = {
     # In addition to the machine's, of which there may be none.
     "root_certificate": Path(certifi.where()).read_bytes(),
 }
-RETRIES: RetryConfig = {"max_retries": 2, "retry_timeout": timedelta(seconds=30)}
+SEND_TIMEOUT = timedelta(minutes=2)
+"""Read timeout while files are sent. It begins with a part's first byte, not with its last, so that
+slow connections need more than for reading."""
+RETRIES: RetryConfig = {"max_retries": 2, "retry_timeout": 3 * SEND_TIMEOUT}
 PART_BYTES = 8 << 20
 """Bytes of the parts in which a larger file is sent."""
 PARTS_AT_ONCE = 2
-"""Parts of a file that are sent at the same time, each within the read timeout."""
+"""Parts of a file that are sent at the same time."""
 
 
 class ObjectAbsent(StoreUnavailable):
@@ -43,8 +46,9 @@ class ObjectAbsent(StoreUnavailable):
 class Bucket:
     """Objects by key. Every method raises StoreUnavailable if the network or the server fails."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    def __init__(self, open_store: Callable[[ClientConfig], ObjectStore]) -> None:
+        self._store = open_store(CLIENT)
+        self._sending = open_store({**CLIENT, "read_timeout": SEND_TIMEOUT})
 
     def read(self, key: str) -> bytes:
         """Returns an object's bytes. Raises ObjectAbsent."""
@@ -62,10 +66,9 @@ class Bucket:
 
     def write(self, key: str, content: bytes | Path) -> None:
         """Stores bytes, or a file's bytes."""
+        store = self._sending if isinstance(content, Path) else self._store
         with _translated_errors():
-            obstore.put(
-                self._store, key, content, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
-            )
+            obstore.put(store, key, content, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
 
     def delete(self, key: str) -> None:
         """Removes an object if it exists."""
@@ -90,7 +93,7 @@ def open_bucket(scheme: str, name: str) -> Bucket:
     or wrong."""
     store = GCSStore if scheme == "gs" else AzureStore
     try:
-        return Bucket(store(name, client_options=CLIENT, retry_config=RETRIES))
+        return Bucket(lambda options: store(name, client_options=options, retry_config=RETRIES))
     except BaseError as error:
         raise ValueError(_summary(error)) from error
 

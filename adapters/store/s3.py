@@ -16,7 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import S3Store
 
-from adapters.store.buckets import CLIENT, RETRIES, Bucket
+from adapters.store.buckets import RETRIES, Bucket
 from adapters.store.folder import StoreUnavailable
 
 CONFIG = Config(connect_timeout=3, read_timeout=10, s3={"addressing_style": "path"})
@@ -40,7 +40,7 @@ class S3Bucket(Bucket):
         self._name = name
         authorities = Path(session.get_config_variable("ca_bundle") or certifi.where())
         super().__init__(
-            S3Store(
+            lambda options: S3Store(
                 name,
                 endpoint=self._client.meta.endpoint_url,
                 region=session.get_config_variable("region") or "us-east-1",
@@ -49,7 +49,7 @@ class S3Bucket(Bucket):
                 virtual_hosted_style_request=False,
                 disable_bulk_delete=True,
                 credential_provider=Boto3CredentialProvider(session, ttl=CREDENTIALS_TTL),
-                client_options={**CLIENT, "root_certificate": authorities.read_bytes()},
+                client_options={**options, "root_certificate": authorities.read_bytes()},
                 retry_config=RETRIES,
             )
         )

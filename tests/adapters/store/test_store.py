@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import boto3
@@ -26,7 +27,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.image import ImageCache
 from adapters.pool.loader import AdapterLoader
 from adapters.store import objects
-from adapters.store.buckets import Bucket
+from adapters.store.buckets import CLIENT, Bucket
 from adapters.store.folder import Kind, LocalStore, NotInStore, Store, StoreUnavailable, hold
 from adapters.store.objects import ObjectStore
 from adapters.store.opening import open_bucket, open_store
@@ -747,6 +748,22 @@ def test_a_store_that_refuses_checksums_works(
         assert b"".join(other.adapter_chunks(DIGEST, "adapter_config.json")) == b"{}"
         other.delete("adapters", DIGEST)
         assert keys(tmp_path.name) == []
+
+
+def test_a_file_may_take_longer_to_send_than_an_answer_to_come(
+    s3: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_refused(name: str, value: str) -> bool:
+        if name == "content-length" and int(value) >= 1 << 20:
+            time.sleep(2)
+        return False
+
+    monkeypatch.setitem(CLIENT, "read_timeout", timedelta(seconds=1))
+    with refusing_proxy(os.environ["AWS_ENDPOINT_URL"], is_refused) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        store = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "cache")
+        store.put("models", DIGEST, stage(store, bytes(9 << 20)))
+        assert store.exists("models", DIGEST)
 
 
 def test_the_stores_own_words_are_reported(
