@@ -11,7 +11,7 @@ from tools.source_tree import NOT_READ, ROOT, source_tree
 
 SOURCES = {".py", ".sql", ".cpp", ".h", ".yaml"}
 LINES = {
-    "adapters": 5_450,
+    "adapters": 5_455,
     "admin": 9_650,
     "gateway": 20_130,
     "k8s": 2_150,

@@ -36,6 +36,8 @@ def open_store(
     name, _, prefix = address.partition("/")
     if not name:
         raise ValueError(f"{location} names no bucket")
+    if prefix.strip("/") and {"", ".", ".."} & set(prefix.strip("/").split("/")):
+        raise ValueError(f"{location}: a prefix has no empty parts and no '.' or '..'")
     try:
         from adapters.store.objects import ObjectStore
 

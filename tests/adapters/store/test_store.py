@@ -306,7 +306,8 @@ def test_the_reserve_is_kept_at(location: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["http://x/y", "s3://", "s3:///prefix", "gs://", "az:///prefix"]
+    "location",
+    ["http://x/y", "s3://", "s3:///prefix", "gs://", "az:///prefix", "s3://x/a//b", "gs://x/../b"],
 )
 def test_locations_that_are_none(location: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=location):
