@@ -115,8 +115,9 @@ class FairnessPolicy:
         self.queue.remove(sequence)
 
     def refuse(self, newcomers: list[Sequence], now: float) -> list[Refusal]:
-        late = self._limits.refuse_late(now) if self.is_backlogged else []
-        return [*late, *(r for each in newcomers for r in self._limits.refuse_for(each, now))]
+        if newcomers or not self.is_backlogged:
+            return [r for each in newcomers for r in self._limits.refuse_for(each, now)]
+        return self._limits.refuse_late(now)
 
     def account(self, sequence: Sequence) -> Account:
         return self.queue.tenant_of(sequence)

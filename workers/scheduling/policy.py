@@ -65,7 +65,8 @@ class SchedulingPolicy(Protocol):
 
     def refuse(self, newcomers: list[Sequence], now: float) -> list[Refusal]:
         """Returns refusals of newcomers, which are not queued yet, and of waiting sequences, so
-        that the queue is not too long with the other newcomers."""
+        that the queue is not too long with the other newcomers. Without newcomers, returns refusals
+        of waiting sequences whose first token is predicted to be late."""
         ...
 
     def in_turn(self, schedule: Schedule) -> Iterator[Sequence]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.workers.counting import Market
+from tests.workers.counting import Market, StepCost
 from tests.workers.scheduling.test_fairness import ask
 from tests.workers.simulation import StubPool
 from tests.workers.waiting import waiting_of
@@ -17,7 +17,7 @@ from workers.execution.speed import measure_speed
 from workers.policies.queue_limits import QueueBounds
 from workers.process.warm_up import warm_up
 from workers.scheduling.terms import TERMS
-from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
+from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Failed, Generate, ServiceClass
 
 
 def waiting(market: Market) -> dict[str, int]:
@@ -45,6 +45,26 @@ def test_a_newcomer_pushes_out_the_newest_of_who_fills_more_than_his_share() -> 
     while market.engine.has_work:
         market.step()
     assert market.ended == {r.id for r in heavy[:4] + light[:4]}
+
+
+def test_who_is_late_and_pushed_out_is_refused_once() -> None:
+    """The newest of a full queue is late when a newcomer takes his place."""
+    rng = random.Random(1)
+    market = Market(
+        cost=StepCost(step_s=0.02),
+        num_pages=400,
+        max_num_seqs=1,
+        bounds=QueueBounds(max_requests=8, max_wait_s=8.0),
+    )
+    measure_speed(market.engine, market.clock)
+    for _ in range(9):
+        market.offer(ask(rng, "heavy", 10, 30, service_class=ServiceClass.INTERACTIVE))
+        market.step()
+    market.clock.now += 30.0
+    light = ask(rng, "light", 10, 4, service_class=ServiceClass.INTERACTIVE)
+    events = market.engine.offer(0, light, market.clock.now) + market.engine.step()
+    failed = [event.id for _, event in events if isinstance(event, Failed)]
+    assert len(failed) == len(set(failed)) > 1 and light.id not in failed
 
 
 def test_who_would_then_be_as_full_pushes_nobody_out() -> None:
