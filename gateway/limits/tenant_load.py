@@ -74,9 +74,8 @@ class RefusalLimit:
         """Refusals of requests whose bodies were read. The bytes of small bodies are tolerated."""
         self._unread = TokenBuckets(UNREAD_BURST_S + MAX_DELAY_S, clock=clock)
         """Refusals of requests whose bodies were not read."""
-        self._open: dict[str, float] = {}
-        """Number of refusals that would count against the limit if all requests of the tenant that
-        are not answered yet were refused."""
+        self._open: dict[str, int] = {}
+        """Cost in bytes if all requests of the tenant that are not answered yet were refused."""
         self._refused: set[str] = set()
 
     def begin(self, tenant_id: str, num_bytes: int) -> None:
@@ -87,23 +86,24 @@ class RefusalLimit:
         Otherwise, all clients of a tenant would be admitted as soon as a part of the limit is
         available again, and would use up the limit of the next seconds.
         """
-        num_open = self._open.get(tenant_id, 0.0)
+        open_bytes = self._open.get(tenant_id, 0)
         if used_s := self._read.missing_s(tenant_id):
-            num_counted = 1 + (num_open if used_s > BURST_S / 2 else 0)
+            num_counted = 1 + (open_bytes / UNIT_BYTES if used_s > BURST_S / 2 else 0)
             if wait_s := self._read.wait_s(tenant_id, num_counted * self._unit_s):
                 raise TooManyRefusals(min(wait_s, MAX_DEBT_S))
-        self._open[tenant_id] = num_open + _units(num_bytes)
+        self._open[tenant_id] = open_bytes + UNIT_BYTES + num_bytes
 
     def end(self, tenant_id: str, num_bytes: int, num_refused_bytes: int | None) -> None:
         """Ends a request. `num_bytes` must be the number passed to `begin`. `num_refused_bytes` is
         the number of bytes of its body that were read before it was refused, or None if it was not
         refused."""
-        self._open[tenant_id] -= _units(num_bytes)
-        if self._open[tenant_id] <= 0:
+        self._open[tenant_id] -= UNIT_BYTES + num_bytes
+        if not self._open[tenant_id]:
             del self._open[tenant_id]
         if num_refused_bytes is not None:
             room_s = BURST_S + MAX_DEBT_S - self._read.missing_s(tenant_id)
-            self._read.charge(tenant_id, min(_units(num_refused_bytes) * self._unit_s, room_s))
+            cost_s = (1 + num_refused_bytes / UNIT_BYTES) * self._unit_s
+            self._read.charge(tenant_id, min(cost_s, room_s))
             telemetry.refused_bytes.add(num_refused_bytes)
 
     def add_unread(self, tenant_id: str, num_bytes: int) -> None:
@@ -132,7 +132,3 @@ class RefusalLimit:
         """Returns whether the tenant's newest request was refused before a worker ran it. The next
         one then loads no adapter before it is admitted, so that refused requests evict none."""
         return tenant_id in self._refused
-
-
-def _units(num_bytes: int) -> float:
-    return 1 + num_bytes / UNIT_BYTES

@@ -94,6 +94,17 @@ def test_what_is_served_counts_for_nothing_however_much_is_in_flight() -> None:
     assert bench.refuse()
 
 
+def test_a_length_beyond_the_precision_of_floats_is_counted_exactly() -> None:
+    """Or the requests beside it would end more often than they began."""
+    bench = Bench()
+    bench.limit.begin("a", (1 << 64) - 1)
+    for _ in range(100):
+        bench.limit.begin("a", 1000)
+    bench.limit.end("a", (1 << 64) - 1, 0)
+    for _ in range(100):
+        bench.limit.end("a", 1000, None)
+
+
 def test_of_a_tenant_that_was_refused_often_no_more_are_begun_than_may_be_refused() -> None:
     """Those that are served make room for others at once."""
     bench = Bench()
