@@ -49,11 +49,14 @@ class Sandboxes:
         return SandboxTask(self, Task(bounds, msgspec.Raw(work)))
 
     def acquire(self) -> _Sandbox:
-        """Returns an idle sandbox, or starts one."""
+        """Returns an idle sandbox, or starts one. Raises SandboxFailed."""
         with self._lock:
             if self._is_closed:
                 raise SandboxFailed("the sandboxes are closed")
-            sandbox = self._idle.pop() if self._idle else _Sandbox(self.command)
+            try:
+                sandbox = self._idle.pop() if self._idle else _Sandbox(self.command)
+            except OSError as error:
+                raise SandboxFailed(f"no sandbox can be started: {error}") from error
             self._busy.add(sandbox)
         return sandbox
 
@@ -118,7 +121,8 @@ class _Sandbox:
     def __init__(self, command: tuple[str, ...]) -> None:
         inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         self._socket, theirs = socket.socketpair()
-        with theirs:
+        with contextlib.ExitStack() as stack, theirs:
+            stack.callback(self._socket.close)
             self._process = subprocess.Popen(
                 command,
                 cwd="/",
@@ -128,6 +132,7 @@ class _Sandbox:
                 # The sandbox gets its own process group, so that `kill` also ends its forks.
                 start_new_session=True,
             )
+            stack.pop_all()
 
     def run(self, task: Task) -> Answer | None:
         """Runs a task and returns the answer, or None if the sandbox did not answer, or died of

@@ -19,7 +19,7 @@ LINES = {
     "memory": 2_240,
     "migrations": 1_660,
     "ops": 7_960,
-    "sandbox": 385,
+    "sandbox": 390,
     "store": 1_520,
     "telemetry": 570,
     "tools": 1_940,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -130,6 +131,19 @@ def test_a_module_that_cannot_start_is_an_error_of_ours(sandboxes: Sandboxes) ->
     with pytest.raises(SandboxFailed, match=r"tests\.sandbox\.absent"):
         outcome(absent, "nothing")
     absent.close()
+
+
+def test_a_process_that_cannot_start_is_an_error_of_ours(
+    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refused)
+        with pytest.raises(SandboxFailed, match="temporarily unavailable"):
+            outcome(sandboxes, "nothing")
+    assert outcome(sandboxes, "nothing") == "nothing"
 
 
 def test_a_stopped_task_ends(sandboxes: Sandboxes) -> None:
