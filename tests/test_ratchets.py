@@ -24,7 +24,7 @@ LINES = {
     "telemetry": 570,
     "tools": 1_940,
     "web": 2_740,
-    "workers": 18_300,
+    "workers": 18_305,
 }
 """Lines of a package's own files, rounded up."""
 GENERATED = {"k8s/rendered": 5_380}
