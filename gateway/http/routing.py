@@ -177,7 +177,6 @@ class Route:
             trace.drop_phases()
         if self.needs is not None:
             await request.check_caller(self.needs, on_worker=self.on_worker)
-            trace.tenant = request.context.caller.tenant
         if self._decoder is None:
             return await (self.function(request, rest) if rest else self.function(request))
         body = await request.decode(self._decoder)

@@ -87,9 +87,10 @@ class RequestScope:
         self._held.append(release)
 
     def begin(self, caller: Principal) -> RequestCharge:
-        """Sets the caller, who owns the body from now on. Returns the charge of the request, which
-        is not taken yet. Raises QuotaUnavailable."""
+        """Sets the caller, who owns the body and the trace from now on. Returns the charge of the
+        request, which is not taken yet. Raises QuotaUnavailable."""
         self.caller = caller
+        self.trace.tenant = caller.tenant
         self.body.charge(caller.tenant.id)
         charge = self.gateway.admission.charge(caller, self.body)
         self.hold(charge.end)

@@ -17,6 +17,7 @@ import httpx
 import msgspec
 import pytest
 
+from gateway.exceptions import TooManyRefusals
 from gateway.tracing import MAX_KEPT_PER_S, Tracing
 from tests.gateway.scripts import Script, endless, ids, say, silence
 from tests.gateway.service import Service
@@ -348,6 +349,22 @@ def test_requests_that_no_worker_runs_are_traced(
     assert span.attributes["http.response.status_code"] == status
     assert "nowhere" not in span.name and span.attributes["url.path"] == path
     assert ("error.type" in span.attributes) == (status >= 400)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions"])
+def test_a_request_that_a_limit_refuses_is_traced(
+    service: Traced, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise TooManyRefusals(1.0)
+
+    monkeypatch.setattr(service.gateway.refusals, "begin", refuse)
+    headers = {"authorization": f"Bearer {service.keys.acme}"}
+    answer = httpx.post(f"{service.url}{path}", json={}, headers=headers)
+    assert answer.status_code == 429
+    span = request_span(service.trace_of(answer))
+    assert span.attributes["loraplex.tenant.id"] == "ten_acme"
+    assert span.attributes["error.type"] == "too_many_refusals"
 
 
 def test_strangers_make_no_traces(service: Traced) -> None:
