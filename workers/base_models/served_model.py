@@ -68,14 +68,14 @@ class ServedModel(ModelInstance):
 
     @property
     def can_capture(self) -> bool:
-        """Whether the weights are on the device and a graph of the model is to be captured."""
-        return self.copy_begun_s is None and bool(self.graphs and self.graphs.can_capture)
+        """Whether a graph is to be captured, and the weights are on the device and stay there."""
+        stays = self.state.tier == "device" and self.state.is_named and self.copy_begun_s is None
+        return stays and bool(self.graphs and self.graphs.can_capture)
 
     @property
     def demand(self) -> Demand:
-        """Running and waiting work of the engine. `num_extents` is what the sequence that has
-        waited longest needs for the pages of all its tokens and the part of its adapter that is not
-        loaded."""
+        """Running and waiting work of the engine. `num_extents` is what the first waiting sequence
+        needs for the pages of all its tokens and the part of its adapter that is not loaded."""
         scheduler = self.engine.scheduler
         pages, first, num_pages = scheduler.kv.pool, scheduler.first_waiting, 0
         if first is not None:
@@ -86,7 +86,7 @@ class ServedModel(ModelInstance):
             len(scheduler.running),
             scheduler.num_waiting,
             num_extents=-(-num_pages // pages.pages_per_extent),
-            is_short=self.engine.last_schedule.is_short,
+            is_short=scheduler.short is not None,
         )
 
     def refusal(self, now: float) -> str | None:

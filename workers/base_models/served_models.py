@@ -126,7 +126,8 @@ class ServedModels:
         for digest in orders.unsatisfiable:
             events += self._fail_unsatisfiable(self.models[digest])
         graphs = next((model.graphs for model in active if model.can_capture), None)
-        if graphs is not None:
+        # A capture waits for all work of the device, also for copies of other models' weights.
+        if graphs is not None and all(model.copy_begun_s is None for model in active):
             graphs.capture_next()
         for model in active:
             if model.state.tier == "gathering":

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 from adapters.pool.source import Account
 from workers.policies.fair_queue import FairQueue
-from workers.policies.over_share import OverShare
+from workers.policies.over_share import ADDED_PART, OverShare
 from workers.policies.queue_forecast import QueueForecast
 from workers.policies.queue_limits import QueueBounds, QueueLimits
 from workers.policies.step_budget import StepBudget
@@ -215,7 +215,7 @@ class FairnessPolicy:
             self.step_time,
             num_tokens=self._max_batched_tokens - schedule.num_tokens,
             decode_s=self._predict_s(schedule),
-            over_share_s=self.over_share.max_step_s(self._predict_s(Schedule(within_share)))
+            over_share_s=(1 + ADDED_PART) * self._predict_s(Schedule(within_share))
             if items
             else math.inf,
             seconds=min((due_s(item.sequence) for item in items), default=math.inf)

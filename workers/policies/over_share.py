@@ -58,11 +58,6 @@ class OverShare:
         """Whether the tenant may start no more sequences in this step."""
         return self.is_closed and self.includes(tenant)
 
-    def max_step_s(self, within_share_s: float) -> float:
-        """Returns the maximum seconds of a step with over-share tenants. within_share_s: predicted
-        seconds of the step without over-share tenants."""
-        return (1 + ADDED_PART) * within_share_s
-
     def may_have_slot(self, tenant: TenantQueue, num_free: int) -> bool:
         """Whether the tenant may have one of `num_free` free slots.
 

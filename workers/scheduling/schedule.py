@@ -82,8 +82,6 @@ class Schedule:
     """Whether a running sequence lacked pages, so that no waiting sequence may start."""
     needs_drain: bool = False
     """Whether the next step can be scheduled only after all steps in flight have ended."""
-    is_short: bool = False
-    """Whether a waiting sequence lacks memory that is shared with other models."""
     computing: dict[bytes | None, Sequence] = field(default_factory=dict[bytes | None, Sequence])
     """Started prompts by the key of the page that they compute next."""
     lists_all: bool = False

@@ -71,6 +71,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.leaving: list[Sequence] = []
         """Ended sequences whose tokens a step in flight still computes."""
+        self.short: Sequence | None = None
+        """First waiting sequence that lacks memory shared with other models, at the last step."""
         self.num_preemptions = 0
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -105,8 +107,8 @@ class Scheduler:
 
     @property
     def first_waiting(self) -> Sequence | None:
-        """Sequence that has waited longest, or None if no sequence waits."""
-        return next(iter(self.waiting), None)
+        """Waiting sequence that is `short`, or else the one that has waited longest, if any."""
+        return self.short if self.short in self.waiting else next(iter(self.waiting), None)
 
     def load_adapter(self, ref: AdapterRef | None, tenant: Tenant, num_ahead: int = 0) -> None:
         """Starts to load the adapter of a sequence that will be added soon, if a slot will be free
@@ -152,7 +154,7 @@ class Scheduler:
     def schedule(self, now: float, *, is_held: bool = False) -> Schedule:
         """Returns the next step: the next tokens of each generating sequence, then tokens of
         started and newly admitted prompts in turn. is_held: if True, no sequence is admitted."""
-        self._now = now
+        self._now, self.short = now, None
         if self._is_idle:
             self._counted_s = now
         self._adapters.poll()
@@ -280,7 +282,7 @@ class Scheduler:
             return None
         if blocked is not LATER:
             self._release(sequence)
-        return self._lack_memory(sequence, schedule, blocked) if blocked.lacks_memory else blocked
+        return self._lack_memory(sequence, blocked) if blocked.lacks_memory else blocked
 
     def _uses(self) -> Iterator[AdapterUse]:
         for sequence in self.running:
@@ -399,7 +401,7 @@ class Scheduler:
             return None
         return Blocked(BlockReason.SLOT)
 
-    def _lack_memory(self, sequence: Sequence, schedule: Schedule, blocked: Blocked) -> Blocked:
+    def _lack_memory(self, sequence: Sequence, blocked: Blocked) -> Blocked:
         """Decides about a sequence that lacks memory. The sequence fails only if this model will
         free no memory, no idle adapter can be evicted, and no other model shares the memory."""
         if self.running or self._in_flight or self._adapters.is_busy:
@@ -407,8 +409,10 @@ class Scheduler:
         if sequence.adapter is not None and self._adapters.evict_all_idle(sequence.adapter):
             # The adapter can be requested again in the next step.
             return Blocked(BlockReason.MODEL)
-        schedule.is_short = self.kv.is_shared
-        return Blocked(blocked.reason) if schedule.is_short else blocked
+        if not self.kv.is_shared:
+            return blocked
+        self.short = self.short or sequence
+        return Blocked(blocked.reason)
 
     def _start(self, sequence: Sequence, schedule: Schedule) -> None:
         num_tokens = sequence.num_next(self.policy.room(sequence))

@@ -286,6 +286,11 @@ def test_graphs_of_a_model_that_comes_later_are_captured_one_between_two_steps(
     assert later.can_capture
     later.copy_begun_s = 0.0
     assert not later.can_capture, "not before all weights are there"
+    later.copy_begun_s = None
+    later.state.tier = "draining"
+    assert not later.can_capture, "not while it is to leave the device"
+    later.state.tier, later.state.is_named = "device", False
+    assert not later.can_capture, "nor while it is to be unregistered"
 
 
 def test_kept_weights_are_bounded(house: House) -> None:
