@@ -3,6 +3,7 @@ refuses those for which the queue is too long."""
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -107,9 +108,9 @@ class SchedulingPolicy(Protocol):
 
 
 class Uncharged:
-    """Account of all sequences of a policy that charges nothing."""
+    """Account of sequences that nobody is charged for, which therefore gives way first."""
 
-    charge: Charge = (0.0, 0.0)
+    charge: Charge = (math.inf, math.inf)
 
 
 UNCHARGED = Uncharged()

@@ -17,6 +17,7 @@ from adapters.pool.source import (
 from adapters.pool.turns import AdapterTurns
 from memory.accounts import NO_TENANT
 from tests.adapters.pools import Ref
+from workers.scheduling.policy import UNCHARGED
 
 PATIENCE_S = 4.0
 LATER = 1e3
@@ -105,6 +106,17 @@ def test_the_adapter_of_a_tenant_that_was_charged_less_is_spared(device: Device)
     device.want("first", at=1.0)
     device.poll()
     assert closed(device, "short", "long") == ["long"]
+
+
+def test_a_sequence_that_has_just_ended_spares_nobody(device: Device) -> None:
+    """Nor is the tenant of another spared less for it."""
+    device.use("heavy", 30, charged=5.0)
+    device.use("light", 10, charged=-1.0)
+    device.in_use.append(AdapterUse("heavy", UNCHARGED, 0))
+    device.poll(1.0)
+    assert device.may_load("first", charged=1.0)
+    device.poll()
+    assert closed(device, "light", "heavy") == ["heavy"]
 
 
 def test_who_finds_nobody_does_not_keep_others_from_it(device: Device) -> None:
