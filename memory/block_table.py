@@ -36,7 +36,7 @@ class BlockTable:
     def make_room(self, num_pages: int, *, num_beside: int = 0) -> bool:
         """Makes `num_pages` pages free for `grow`, evicting idle items that may be evicted for the
         tenant. Returns False if too few can be freed. num_beside: number of additional pages to
-        free for other sequences."""
+        free for other tenants' sequences."""
         asked = self._kv.idle, self.tenant, num_pages, num_beside
         return self._kv.source.make_room(*asked, is_first=self._is_first)
 

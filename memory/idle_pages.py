@@ -31,7 +31,7 @@ class CachedPage:
     children: set[CachedPage] = field(default_factory=set["CachedPage"])
     is_idle: bool = False
     uses: Reuse = field(default_factory=Reuse)
-    """Recent times at which a sequence that had used the page was the last to release it."""
+    """Count of recent sequences that used the page and were the last to release it."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class IdlePages:
         """Idle pages by account. Accounts without idle pages have no entry."""
         self._in_extent: defaultdict[int, dict[CachedPage, None]] = defaultdict(dict)
         self._uses: defaultdict[int, Reuse] = defaultdict(Reuse)
-        """Sum of the last uses of the idle pages of each extent."""
+        """Sum of the counts `CachedPage.uses` of the idle pages of each extent."""
         self._prefill = (float(PAGE_TOKENS), PAGE_TOKENS * SECONDS_PER_TOKEN)
         """Decaying sums of the tokens and of the seconds of prefills."""
 

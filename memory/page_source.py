@@ -23,8 +23,8 @@ class PageSource(Protocol):
     ) -> bool:
         """Evicts items until `num_pages` + `num_beside` pages are free in the page pool of one
         cache. Returns False if too few pages can be freed for the tenant. idle: the cache's idle
-        pages. num_pages: number of pages that the tenant will hold. num_beside: number of pages
-        for others. is_first: whether the tenant's other sequences have no pages in the cache."""
+        pages. num_pages: number of pages that the tenant will hold. num_beside: number of pages for
+        other tenants. is_first: whether the tenant's other sequences have no pages in the cache."""
         ...
 
     def may_displace(

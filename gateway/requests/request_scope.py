@@ -32,11 +32,10 @@ LAST_REPORT_S = HUNG_STEP_S
 
 
 class RequestScope:
-    """Context of one request, which ends with the request. It owns the memory of the body and of
-    the answer, the charge, the trace, the in-flight count, the reservation and the settlement.
-
-    Each is released by a function that was given to `hold`. These functions are called once, the
-    newest first, however the request ends.
+    """Context of one request, which ends with the request. It owns the charge, the trace, the
+    in-flight count, the generation, the reservation and the settlement. Each is released by a
+    function that was given to `hold`. These functions are called once, the newest first, however
+    the request ends. The server releases the memory of the body and of the answer.
     """
 
     def __init__(
@@ -97,8 +96,8 @@ class RequestScope:
         return charge
 
     async def start(self, request: Request) -> Started:
-        """Returns the generation of a request, which has a worker and a reservation but is not sent
-        yet. Raises ApiError or WorkerFailed."""
+        """Chooses a worker and reserves the limits of a request. The first `Generation.step` sends
+        it. Raises ApiError or WorkerFailed."""
         gateway, caller = self.gateway, self.caller
         subject = request.user or caller.key.id
         target = await gateway.catalog.resolve(caller, request.model, subject)

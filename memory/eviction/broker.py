@@ -1,5 +1,5 @@
 """Eviction of idle pages and adapters when the arena is short of memory. Evicts from the account
-that holds the most for its weight, and there the items that are cheapest to make again."""
+that holds the most for its weight."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ class AdapterHolder(Protocol):
 class MemoryBroker:
     """`PageSource` that chooses the items to evict among all caches and adapters. It evicts from
     the account that holds the most for its weight (see accounts.py). Within an account, it evicts
-    the pages or adapters whose loss costs least per byte.
+    the cache's own pages in the order of their last use, and adapters and other caches' extents in
+    the order of their loss per byte.
 
     KV pages are evicted one by one for their own model, and by whole extents for other models and
     for adapters. Adapters are evicted one by one. The adapters' floor and ceiling (see `Arena`)

@@ -120,8 +120,9 @@ class Engine:
     """Continuous batching for one model. Every accepted `Generate` ends with a finish reason or a
     `Failed`.
 
-    `step` and `suspend` acquire the memory lock, but release it while they wait for the device or
-    for grammars. All other methods are called with the lock held. `step` raises EngineFailed.
+    `step`, `suspend` and `collect` are called without the memory lock. They acquire it, but not
+    while they wait for the device or for grammars, and raise EngineFailed. All other methods except
+    `refusal` are called with the lock held.
 
     If the device works asynchronously (`runs_ahead`), the next step is scheduled and launched while
     a step is in flight, on the assumption that each sequence in flight receives one token. Results
@@ -305,7 +306,7 @@ class Engine:
         return launched, build_ns
 
     def collect(self, num_left: int = 0) -> list[Event]:
-        """Waits for the results of all steps in flight, except the newest `num_left`."""
+        """Applies the results of all steps in flight, except the newest `num_left`."""
         events: list[Event] = []
         lock = self.scheduler.kv.lock
         while len(self._in_flight) > num_left:

@@ -43,9 +43,10 @@ class SchedulingPolicy(Protocol):
     """Queue of pending sequences (whose prompt is not fully computed), and the budget of a step.
 
     The scheduler calls `add` for a sequence that waits, `start` when the sequence runs, and
-    `remove` when it ends, in any state. A preempted sequence is added again. In each step with
-    pending sequences the scheduler calls `in_turn`. While it iterates, it calls `block` for each
-    sequence that lacks a resource, and `charge` for each sequence that gets tokens.
+    `remove` when it ends, in any state. A preempted sequence is added again. In each step the
+    scheduler calls `in_turn`. While it iterates, it calls `block` for each sequence that lacks a
+    resource, and `charge` for each sequence that gets prompt tokens. It also calls `charge` for
+    each sequence of a finished step. The engine calls `refuse`.
     """
 
     @property

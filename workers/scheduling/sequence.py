@@ -156,7 +156,8 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether the sequence has uncomputed tokens that no step in flight computes."""
+        """Whether tokens with which the sequence was queued are still to be scheduled. If the
+        sequence draws no token, this is true until its last step has finished."""
         return self.is_pending and not self.num_inflight_tokens
 
     @property
