@@ -46,8 +46,8 @@ place of the request among the tenant's requests."""
 
 @dataclass(slots=True)
 class Lack:
-    """Adapter that lacks room, with the newest turn that requested it. starves_at_s: time at which
-    it begins to starve."""
+    """Adapter that lacks room, with the newest turn that requested it, of a step's turns the first.
+    starves_at_s: time at which it begins to starve."""
 
     ref: AdapterRef
     turn: AdapterTurn
@@ -72,6 +72,8 @@ class AdapterTurns:
         """Digests of the adapters that were requested in this step and are not on the device."""
         self._askers: set[str] = set()
         """Names of the tenants for which these adapters were requested."""
+        self._turned: set[str] = set()
+        """Digests of all adapters that sequences needed in this step."""
         self._lacking: dict[str, Lack] = {}
         self._victims: dict[str, str] = {}
         """Victim of each starving adapter. No sequence may start on a victim."""
@@ -92,6 +94,7 @@ class AdapterTurns:
         self._now = now
         self._asked.clear()
         self._askers.clear()
+        self._turned.clear()
         self.lacks_pages = False
         if starving := [each for each in self._lacking.values() if each.starves_at_s <= now]:
             starving.sort(key=lambda each: (each.starves_at_s, each.ref.digest))
@@ -102,8 +105,9 @@ class AdapterTurns:
         not requested in this step yet. Otherwise returns Loading."""
         digest, tenant = ref.digest, turn.tenant.name
         lack = self._lacking.get(digest)
-        if lack is not None:
+        if lack is not None and digest not in self._turned:
             lack.turn = turn
+        self._turned.add(digest)
         if digest in self._asked or not self._may_start(digest):
             return Loading()
         may_ask = len(self._asked) < (MAX_ASKED if tenant in self._askers else MAX_ASKERS)
@@ -122,7 +126,7 @@ class AdapterTurns:
         if isinstance(answer, NoRoom):
             starves_at_s = self._now + turn.patience_s
             if lack is not None:
-                starves_at_s = min(starves_at_s, lack.starves_at_s)
+                turn, starves_at_s = lack.turn, min(starves_at_s, lack.starves_at_s)
             self._lacking[digest] = Lack(ref, turn, starves_at_s)
         return answer
 

@@ -108,6 +108,19 @@ def test_the_adapter_of_a_tenant_that_was_charged_less_is_spared(device: Device)
     assert closed(device, "short", "long") == ["long"]
 
 
+def test_an_adapter_starves_for_the_tenant_whose_turn_is_first(device: Device) -> None:
+    """Not for one that was charged more, and that wants the same adapter."""
+    device.use("running", 10, charged=9.0)
+    device.poll(1.0)
+    assert device.may_load("shared", charged=1.0)
+    for _ in range(2):
+        device.poll()
+        device.ask("shared", charged=1.0)
+        device.ask("shared", charged=5.0)
+    device.poll()
+    assert not device.may_load("other", charged=3.0)
+
+
 def test_a_sequence_that_has_just_ended_spares_nobody(device: Device) -> None:
     """Nor is the tenant of another spared less for it."""
     device.use("heavy", 30, charged=5.0)
