@@ -75,19 +75,19 @@ class ServedModels:
         """Marks a registered model as active. Called when the model receives work."""
         self.active[digest] = self.models[digest]
 
-    def load_now(self, digest: str, progress: ByteProgress) -> bool:
-        """Loads a model on the calling thread. If other models would have to be unloaded first,
-        does nothing and returns False. Raises CheckpointError or OSError."""
+    def load_now(self, digest: str, progress: ByteProgress) -> ModelRunner | None:
+        """Loads a model on the calling thread, and returns its runner. If other models would have
+        to be unloaded first, does nothing and returns None. Raises CheckpointError or OSError."""
         model = self.models[digest]
         state = model.state
         if state.num_extents > self._residency.num_free:
-            return False
+            return None
         self._weights.allocate(digest, state.num_extents)
-        self._take(model, self._loader.load_here(model.plan, model.image, progress))
+        runner = self._take(model, self._loader.load_here(model.plan, model.image, progress))
         if model.image is not None:
             model.image.arrival.synchronize()
             model.end_copy(self._clock())
-        return True
+        return runner
 
     def want(self, models: Iterable[DesiredModel]) -> None:
         """Sets the models of the catalog, and starts to fetch the models that are not registered. A
@@ -201,7 +201,7 @@ class ServedModels:
             return []
         return self._try(model, lambda: self._take(model, model.end_load()))
 
-    def _try(self, model: ServedModel, work: Callable[[], None]) -> list[Event]:
+    def _try(self, model: ServedModel, work: Callable[[], object]) -> list[Event]:
         try:
             work()
         except Exception as error:
@@ -211,7 +211,7 @@ class ServedModels:
             return self._fail(model, f"{type(error).__name__}: {error}")
         return []
 
-    def _take(self, model: ServedModel, loaded: Loaded) -> None:
+    def _take(self, model: ServedModel, loaded: Loaded) -> ModelRunner:
         model.num_bytes = loaded.model.num_bytes
         runner = model.make_runner(loaded.model)
         if model.image is None:
@@ -220,6 +220,7 @@ class ServedModels:
             model.read_s = loaded.seconds
             self._attach(model, runner, model.state.load_s)
             self._keep(model, runner)
+        return runner
 
     def _keep(self, model: ServedModel, runner: ModelRunner) -> None:
         """Marks the model's packed weights to stay in host memory when the model is unloaded from

@@ -34,6 +34,7 @@ from workers.constraints.sequence_grammar import GrammarThreads
 from workers.device.cuda_memory import CudaVirtualMemory
 from workers.device.virtual_memory import VirtualMemory
 from workers.device.weight_memory import WeightMemory
+from workers.execution.engine import Engine
 from workers.execution.model_runner import ModelRunner
 from workers.execution.speed import measure_speed
 from workers.execution.warm_up import warm_up_runner
@@ -148,8 +149,8 @@ class Worker:
             except CannotServeModel as error:
                 raise CannotServe(f"model {names[digest]}: {error}") from error
         for digest, name in names.items():
-            if self.served.load_now(digest, partial(progress, name)):
-                self._warm_up(digest)
+            if (runner := self.served.load_now(digest, partial(progress, name))) is not None:
+                self._warm_up(self.instances[digest].engine, runner)
         self._num_compiled = self.ops.num_compiled
 
     def close(self) -> None:
@@ -211,13 +212,11 @@ class Worker:
             case _:
                 return ops.registry.select(name)
 
-    def _warm_up(self, digest: str) -> None:
+    def _warm_up(self, engine: Engine, runner: ModelRunner) -> None:
         """Warms up a model loaded at start-up. A model loaded later compiles its kernels and
         captures its graphs during its first steps."""
-        engine = self.instances[digest].engine
-        assert isinstance(engine.runner, ModelRunner)
         try:
-            warm_up_runner(engine.runner, self.config.max_lora_rank, self.config.max_batched_tokens)
+            warm_up_runner(runner, self.config.max_lora_rank, self.config.max_batched_tokens)
             warm_up(engine)
             measure_speed(engine, time.monotonic)
         except CannotServe:
