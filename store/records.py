@@ -151,14 +151,6 @@ class ApiKey(msgspec.Struct, frozen=True):
             and (self.expires_at is None or now < self.expires_at)
         )
 
-    def may_use(self, model: str) -> bool:
-        """Returns whether the key may use a model. In `models`, `bot` permits only the alias `prod`
-        of the adapter, and `bot@*` permits all its versions and aliases."""
-        if self.models is None:
-            return True
-        name = plain_model(model)
-        return name in self.models or f"{name.partition('@')[0]}@*" in self.models
-
     def may_come_from(self, host: str | None) -> bool:
         """Returns whether a client's IP address is in the key's networks. None is in no network."""
         if self.cidrs is None:

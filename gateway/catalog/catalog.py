@@ -21,7 +21,15 @@ from gateway.quota_types import ORDINARY, Limit, Service
 from store.database import Database
 from store.errors import ApiError
 from store.queries import CATALOG_CHANNEL, catalog_generation, load_catalog, sql
-from store.records import ApiKey, CatalogSnapshot, Tenant, hash_key, parse_key
+from store.records import (
+    ApiKey,
+    Caller,
+    CatalogSnapshot,
+    Tenant,
+    hash_key,
+    parse_key,
+    plain_model,
+)
 from web.errors import Forbidden, Overloaded, Unauthenticated
 from web.guards import INCORRECT
 from web.headers import bearer_key
@@ -133,11 +141,13 @@ class PostgresSource:
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Caller of a request: a tenant and one of its keys, with what the catalog says about them when
-    the request begins. The whole request is limited and served by that."""
+    """Tenant on whose behalf a request is made, and who makes it, with what the catalog says about
+    them when the request begins. The whole request is limited and served by that."""
 
     tenant: Tenant
-    key: ApiKey
+    who: Caller
+    models: frozenset[str] | None = None
+    """Names of the tenant's models that the request may use. None allows all of them."""
     limits: tuple[Limit, ...] = ()
     """Limits of the tenant and of the key."""
     service: Service = ORDINARY
@@ -151,9 +161,13 @@ class Principal(msgspec.Struct, frozen=True):
         return f"tenant:{self.tenant.id}" if group is None else f"group:{group}"
 
     def may_use(self, model: str) -> bool:
-        """Returns whether the key's list of models allows the model. Does not check whether the
-        tenant has such a model."""
-        return self.key.may_use(model.removeprefix(f"{self.tenant.name}/"))
+        """Returns whether the list of models allows the model. In `models`, `bot` permits only the
+        alias `prod` of the adapter, and `bot@*` permits all its versions and aliases. Does not
+        check whether the tenant has such a model."""
+        if self.models is None:
+            return True
+        name = plain_model(model.removeprefix(f"{self.tenant.name}/"))
+        return name in self.models or f"{name.partition('@')[0]}@*" in self.models
 
 
 def authenticate(
@@ -203,7 +217,7 @@ def authorize(view: CatalogView, key: ApiKey, scope: str) -> Principal:
     if tenant is None or scope not in key.scopes:
         raise Forbidden(f"This API key lacks the scope '{scope}' for this.")
     limits, service, cached_weight = view.terms_of(tenant.id, key.quota_subject)
-    return Principal(tenant, key, limits, service, cached_weight)
+    return Principal(tenant, key.caller, key.models, limits, service, cached_weight)
 
 
 class Catalog:

@@ -99,7 +99,7 @@ class RequestScope:
         """Chooses a worker and reserves the limits of a request. The first `Generation.step` sends
         it. Raises ApiError or WorkerFailed."""
         gateway, caller = self.gateway, self.caller
-        subject = request.user or caller.key.id
+        subject = request.user or caller.who.id
         target = await gateway.catalog.resolve(caller, request.model, subject)
         self.trace.model = request.model
         if not request.stream:
@@ -108,7 +108,7 @@ class RequestScope:
         is_refused = True
         try:
             full = self._full_workers(target)
-            in_flight = gateway.in_flight_requests.begin(target, caller.key.id)
+            in_flight = gateway.in_flight_requests.begin(target, caller.who.id)
             self.hold(lambda: in_flight.end(self.failure))
             if not gateway.refusals.was_refused(caller.tenant.id):
                 gateway.fleet.prefetch(target)

@@ -97,5 +97,5 @@ def max_counted(target: ResolvedModel) -> int:
 async def tokenizer_of(request: HttpRequest, model: str) -> tuple[ResolvedModel, ModelTokenizer]:
     """Returns the model that the caller names, and its tokenizer. Raises ModelNotFound."""
     caller = request.caller
-    target = await request.gateway.catalog.resolve(caller, model, caller.key.id)
+    target = await request.gateway.catalog.resolve(caller, model, caller.who.id)
     return target, await request.gateway.tokenizers.get(target.base.digest)

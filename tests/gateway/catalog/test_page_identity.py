@@ -121,7 +121,7 @@ def make_frame(
     target = view.resolve(tenant, model)
     prompts = [make_prompt(target, tokens)]
     tokenizer = cast("Any", SimpleNamespace(pooling=None, defaults=SamplingDefaults()))
-    run = Run("r", Principal(tenant, KEY), asked, target, tokenizer, prompts, 0.0, 0)
+    run = Run("r", Principal(tenant, KEY.caller), asked, target, tokenizer, prompts, 0.0, 0)
     return frame_of(run, prompts[0])
 
 

@@ -52,7 +52,9 @@ async def begun(worker: Worker) -> Generation:
         pooling=None, defaults=SamplingDefaults(), spelling=spelling, verdict_tokens=()
     )
     prompts, deadline = [make_prompt(target, [1])], time.perf_counter() + 60
-    run = Run("r", Principal(TENANTS[0], KEY), asked, target, tokenizer, prompts, deadline, 0)
+    run = Run(
+        "r", Principal(TENANTS[0], KEY.caller), asked, target, tokenizer, prompts, deadline, 0
+    )
     reservation: Any = SimpleNamespace(max_tokens=[2], give=lambda number: number)
     failover: Any = SimpleNamespace(budget=RetryBudget())
     return Generation(

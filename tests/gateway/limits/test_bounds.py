@@ -98,7 +98,7 @@ async def prompts_of(
     target = view.resolve(tenant, "agent@1")
     asked = Completions().read(CompletionRequest(model="agent@1", **fields))
     started = time.thread_time()
-    found = await encode_prompts(tokenizer, target, asked, Principal(tenant, key))
+    found = await encode_prompts(tokenizer, target, asked, Principal(tenant, key.caller))
     return found, time.thread_time() - started
 
 

@@ -20,7 +20,7 @@ from gateway.request import Message, Pair, Request, Truncation
 from gateway.text.long_texts import LongTexts
 from gateway.text.template_process import TemplateProcesses
 from gateway.text.tokenizer import ModelTokenizer
-from store.records import ApiKey, Tenant
+from store.records import Caller, Tenant
 from tests.gateway.service import Keys, snapshot
 
 CONTEXT = 8192
@@ -92,7 +92,7 @@ def main(folder: str, name: str) -> None:
         target.base, shape=msgspec.structs.replace(target.base.shape, vocab_size=60_000)
     )
     target = msgspec.structs.replace(target, base=base)
-    caller = Principal(tenant, ApiKey(id="k", tenant_id=tenant.id, hash=b"", scopes=frozenset()))
+    caller = Principal(tenant, Caller("k", "key", tenant.id, frozenset()))
     request = Request(model="tiny", **REQUESTS[name])
     small = Request(model="tiny", prompts=["a word"])
     asyncio.run(encode_prompts(tokenizer, target, small, caller))
