@@ -81,8 +81,8 @@ async def test_sums_that_are_right_pass(database: Database) -> None:
     ("statement", "num_differing"),
     [
         ("UPDATE usage_hourly SET cost = cost - 1", 3),
-        ("UPDATE usage_hourly SET requests = requests + 1 WHERE hour < now() - interval '1 h'", 2),
-        ("DELETE FROM usage_hourly WHERE hour < now() - interval '1 h'", 2),
+        ("UPDATE usage_hourly SET requests = requests + 1 WHERE hour < now() - interval '10 h'", 2),
+        ("DELETE FROM usage_hourly WHERE hour < now() - interval '10 h'", 2),
         ("UPDATE usage_hourly SET key_id = 'another'", 6),
         ("DELETE FROM usage WHERE admitted_at < now() - interval '30 h'", 1),
     ],
