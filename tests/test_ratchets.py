@@ -11,20 +11,20 @@ from tools.source_tree import NOT_READ, ROOT, source_tree
 
 SOURCES = {".py", ".sql", ".cpp", ".h", ".yaml"}
 LINES = {
-    "adapters": 5_455,
+    "adapters": 5_460,
     "admin": 9_650,
-    "gateway": 20_130,
+    "gateway": 20_140,
     "k8s": 2_150,
     "loraplex": 10_300,
     "memory": 2_240,
     "migrations": 1_660,
     "ops": 7_960,
     "sandbox": 390,
-    "store": 1_520,
+    "store": 1_510,
     "telemetry": 570,
-    "tools": 1_940,
+    "tools": 1_930,
     "web": 2_740,
-    "workers": 18_305,
+    "workers": 18_310,
 }
 """Lines of a package's own files, rounded up."""
 GENERATED = {"k8s/rendered": 5_380}
