@@ -19,6 +19,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -87,7 +88,7 @@ class Entity:
         async def run(step: Step, request: AdminRequest, given: Given) -> Page[Any]:
             async with request.reading() as connection:
                 wanted = given | {"limit": given["limit"] + 1}
-                found = await _take(step, request, wanted, connection=connection)
+                found = await _call(step, request, wanted, connection=connection)
             return page([self._shown(each) for each in found], given["limit"])
 
         return self._route("GET", path, run, {"after": After, "limit": Limit}, **options)
@@ -97,7 +98,7 @@ class Entity:
 
         async def run(step: Step, request: AdminRequest, given: Given) -> Any:
             async with request.reading() as connection:
-                return self._answer(await _take(step, request, given, connection=connection))
+                return self._answer(await _call(step, request, given, connection=connection))
 
         return self._route("GET", path, run, {}, **options)
 
@@ -120,7 +121,7 @@ class Entity:
             async def create(connection: Connection, seed: bytes) -> msgspec.Struct:
                 if is_change:
                     await self._lock(request, connection, given)
-                made = await _take(step, request, given, connection=connection, seed=seed)
+                made = await _call(step, request, given, connection=connection, seed=seed)
                 return self._shown(made)
 
             return await once(request, given["idempotency_key"], create, finish)
@@ -146,7 +147,7 @@ class Entity:
             async with request.transaction() as connection:
                 if self._find is not None:
                     given["current"] = await self._lock(request, connection, given)
-                found = await _take(step, request, given, connection=connection)
+                found = await _call(step, request, given, connection=connection)
                 answer = found if isinstance(found, Deleted) else self._answer(found)
             if then is not None:
                 await then(request.plane)
@@ -188,7 +189,7 @@ class Entity:
 
             async def handle(request: AdminRequest, **given: Any) -> Any:
                 if prepare is not None:
-                    given["prepared"] = await _take(prepare, request, given)
+                    given["prepared"] = await _call(prepare, request, given)
                 return await run(step, request, given)
 
             handle.__name__ = name or step.__name__
@@ -229,7 +230,7 @@ class Entity:
         await lock_catalog(connection)
         found, tag = None, None
         try:
-            found = await _take(self._find, request, given, connection=connection)
+            found = await _call(self._find, request, given, connection=connection)
             tag = etag(self._covers(self._shown(found)))
         except NotFound:
             if not self._may_be_new:
@@ -250,14 +251,21 @@ class Entity:
         return Tagged(view, headers={"etag": etag(self._covers(view))})
 
 
-async def _take(step: Step, request: AdminRequest, given: Given, **more: Any) -> Any:
-    """Calls a function with what it declares, and returns its result."""
-    taken = inspect.signature(step).parameters
+async def _call(step: Step, request: AdminRequest, given: Given, **more: Any) -> Any:
+    """Calls a function with the arguments that it declares, and returns its result."""
+    taken = _names(step)
     values = {"request": request, "caller": request.user, **given, **more}
     if "tenant_id" in taken:
         owner = await tenant_for(more["connection"], request.user, given.get("tenant"))
         values["tenant_id"] = owner.id
     return await step(**{name: values[name] for name in taken if name in values})
+
+
+@cache
+def _names(step: Step) -> tuple[str, ...]:
+    """Returns the names of a function's parameters. Reading a signature takes longer than a look-up
+    and would be done for each request."""
+    return tuple(inspect.signature(step).parameters)
 
 
 def page(found: list[V], limit: int) -> Page[V]:

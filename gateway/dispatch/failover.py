@@ -243,8 +243,8 @@ class Refused:
     refusal."""
     pace_s: float
     next_room_at: float
-    """Time at which the client that was refused last was told to retry. The next client is told a
-    later time."""
+    """Time that the last refused client was told to retry at. The next client is told a later
+    time."""
 
     def holds(self, worker: WorkerClient, now: float, num_bytes: int) -> bool:
         """Returns whether the refusal applies to a request of `num_bytes`."""

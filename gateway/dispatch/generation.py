@@ -283,7 +283,7 @@ class Generation:
             elif sequence.worker.abort(sequence.id):
                 self._aborted.add(sequence)
 
-    def _take(self, sequence: Sequence, event: SequenceEvent) -> None:
+    def _handle(self, sequence: Sequence, event: SequenceEvent) -> None:
         """Handles an event of a sequence. Wakes the request's task, unless the task waits in
         `finish` for a later event."""
         if isinstance(event, PromptProgress) or (
@@ -383,7 +383,7 @@ class Generation:
             self._place(sequence)
 
     def _send(self, sequence: Sequence, worker: WorkerClient) -> None:
-        sequence.send(worker, partial(self._take, sequence))
+        sequence.send(worker, partial(self._handle, sequence))
         self.worker_id = sequence.worker_id
 
     def _leave_silent(self, sequence: Sequence) -> None:

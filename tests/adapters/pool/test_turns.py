@@ -21,7 +21,7 @@ from workers.scheduling.policy import UNCHARGED
 
 PATIENCE_S = 4.0
 LATER = 1e3
-"""By when everybody's patience is over."""
+"""Time in seconds at which every adapter that waits has waited longer than `PATIENCE_S`."""
 
 
 class Charged:
@@ -71,7 +71,7 @@ def device() -> Device:
 
 
 def closed(device: Device, *adapters: str) -> list[str]:
-    """Those that no sequence may start on, though their tenants were charged least of all."""
+    """Returns the adapters that may not be loaded, even for a tenant that was charged least."""
     return [each for each in adapters if not device.may_load(each, charged=-1.0)]
 
 
