@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from workers.wire.protocol import AdapterStatus, ModelStatus, WorkerStatus
+from workers.wire.status import AdapterStatus, ModelStatus, WorkerStatus
 
 PREFILL_TOKENS_PER_S = 20_000.0
 STEP_S = 0.012

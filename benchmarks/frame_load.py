@@ -14,14 +14,8 @@ import msgspec
 
 from benchmarks.frame_worker import Frames, frame
 from benchmarks.http_load import Exchange, OnEnd
-from workers.wire.protocol import (
-    PROTOCOL_VERSION,
-    Generate,
-    Hello,
-    SequenceOutput,
-    StepFrame,
-    ToGateway,
-)
+from workers.wire.frames import PROTOCOL_VERSION, Hello, StepFrame, ToGateway
+from workers.wire.protocol import Generate, SequenceOutput
 
 _decoder = msgspec.msgpack.Decoder[Any](ToGateway)
 

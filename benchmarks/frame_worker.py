@@ -16,24 +16,20 @@ from typing import Any
 
 import msgspec
 
-from workers.wire.protocol import (
+from workers.wire.frames import (
     PROTOCOL_VERSION,
-    AdapterStatus,
     Desired,
     Fingerprint,
-    FinishReason,
-    Generate,
     Hello,
-    ModelInfo,
     Probe,
     ProbeResult,
     Pulse,
-    SequenceOutput,
     StepFrame,
     ToGateway,
     ToWorker,
-    WorkerStatus,
 )
+from workers.wire.protocol import FinishReason, Generate, ModelInfo, SequenceOutput
+from workers.wire.status import AdapterStatus, WorkerStatus
 from workers.wire.transport.stream import bind_private
 
 INSTANCE_ID = "frames"

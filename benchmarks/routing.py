@@ -20,7 +20,8 @@ from rich.table import Table
 
 from benchmarks.fleet_simulator import Clock, Machine, Request, Worker
 from gateway.dispatch.routing import Report, Standing, Work, Workers, best, weigh
-from workers.wire.protocol import AdapterRef, Generate, SamplingParams, WorkerStatus
+from workers.wire.protocol import AdapterRef, Generate, SamplingParams
+from workers.wire.status import WorkerStatus
 
 ADAPTER_SIZES = [20 << 20, 40 << 20, 80 << 20, 160 << 20]
 """Bytes of adapters of ranks 8 to 64."""

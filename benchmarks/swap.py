@@ -34,7 +34,8 @@ from workers.models.checkpoint import weight_files
 from workers.models.plan import ModelPlan
 from workers.process.config import DType, WorkerConfig
 from workers.wire.client import WorkerClient
-from workers.wire.protocol import Generate, ModelStatus, SamplingParams
+from workers.wire.protocol import Generate, SamplingParams
+from workers.wire.status import ModelStatus
 
 KV_BYTES = 160 << 20
 PROMPT = list(range(100, 132))

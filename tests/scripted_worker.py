@@ -19,31 +19,31 @@ import numpy as np
 from tests.gateway.scripts import say
 from workers.process.server import Command, Disconnected, Server
 from workers.wire.client import WorkerClient, WorkerFailed
-from workers.wire.protocol import (
+from workers.wire.frames import (
     Abort,
-    AdapterRef,
-    AdapterStatus,
     Desired,
     Drain,
-    ErrorCode,
-    Failed,
     Fingerprint,
-    FinishReason,
-    Generate,
-    ModelInfo,
     Models,
-    ModelStatus,
-    OutputKind,
     Prefetch,
     Probe,
     ProbeResult,
+    StepFrame,
+    Withdraw,
+)
+from workers.wire.protocol import (
+    AdapterRef,
+    ErrorCode,
+    Failed,
+    FinishReason,
+    Generate,
+    ModelInfo,
+    OutputKind,
     PromptProgress,
     SequenceOutput,
-    StepFrame,
     TokenLogprobs,
-    Withdraw,
-    WorkerStatus,
 )
+from workers.wire.status import AdapterStatus, ModelStatus, WorkerStatus
 from workers.wire.transport.base import Security
 
 DIGEST = "d" * 64

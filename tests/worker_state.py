@@ -14,7 +14,7 @@ from loraplex.private import socket_folder
 from tests.stack import Stack
 from workers.process.loop import STATUS_PERIOD_S
 from workers.wire.client import WorkerClient
-from workers.wire.protocol import WorkerStatus
+from workers.wire.status import WorkerStatus
 
 IN_USE = (
     *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),

@@ -28,7 +28,8 @@ from store.records import (
     ServedVersion,
     Tenant,
 )
-from workers.wire.protocol import DesiredModel, ServiceClass
+from workers.wire.frames import DesiredModel
+from workers.wire.protocol import ServiceClass
 
 DEFAULT_ALIAS = "prod"
 

@@ -25,7 +25,8 @@ from store.errors import ApiError
 from store.periodic import in_background, repeat
 from store.queries import from_row, sql
 from workers.wire.client import WorkerClient, WorkerFailed
-from workers.wire.protocol import AdapterRef, ErrorCode, ProbeResult
+from workers.wire.frames import ProbeResult
+from workers.wire.protocol import AdapterRef, ErrorCode
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.dispatch.fleet import Fleet
 from store.database import Database
 from store.queries import sql
-from workers.wire.protocol import WorkerStatus
+from workers.wire.status import WorkerStatus
 
 REPORTS_TO_REPEAT = 60
 """Number of reports after which the errors of all workers are written again, because another

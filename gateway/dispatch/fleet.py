@@ -17,15 +17,9 @@ from gateway.catalog.view import CatalogView
 from gateway.dispatch.routing import Report, Standing, Work, Workers, best, weigh
 from gateway.exceptions import ModelUnsatisfiable, NoWorker
 from workers.wire.client import WorkerClient
-from workers.wire.protocol import (
-    UNSATISFIABLE,
-    Desired,
-    ModelInfo,
-    ModelStatus,
-    Pin,
-    WorkerStatus,
-    why_unsatisfiable,
-)
+from workers.wire.frames import Desired, Pin
+from workers.wire.protocol import ModelInfo
+from workers.wire.status import UNSATISFIABLE, ModelStatus, WorkerStatus, why_unsatisfiable
 
 log = logging.getLogger(__name__)
 

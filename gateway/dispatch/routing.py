@@ -45,15 +45,10 @@ from zlib import crc32
 
 import msgspec
 
+from workers.wire.frames import OLDEST_VERSION
 from workers.wire.prefix_index import Prefix
-from workers.wire.protocol import (
-    ALL_TOKENS,
-    OLDEST_VERSION,
-    AdapterStatus,
-    Generate,
-    ModelStatus,
-    WorkerStatus,
-)
+from workers.wire.protocol import ALL_TOKENS, Generate
+from workers.wire.status import AdapterStatus, ModelStatus, WorkerStatus
 
 W = TypeVar("W", bound=Hashable)
 """Any hashable type that identifies workers."""

@@ -60,7 +60,7 @@ from loraplex.settings import Settings
 from loraplex.tracing import trace_destination
 from store.database import EVERYTHING, Database
 from telemetry.logs import set_up_logging
-from workers.wire.protocol import UNSATISFIABLE
+from workers.wire.status import UNSATISFIABLE
 
 END_S = 10.0
 """Seconds that a gateway has after its drain to record usage and exit."""

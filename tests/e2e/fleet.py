@@ -35,7 +35,7 @@ from tests.workers.driver import store_adapter
 from workers.importer import import_model
 from workers.process.config import WorkerConfig
 from workers.wire.client import WorkerClient
-from workers.wire.protocol import WorkerStatus
+from workers.wire.status import WorkerStatus
 
 WORKER = "loraplex.roles.worker_process"
 """The module that runs one."""

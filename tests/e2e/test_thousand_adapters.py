@@ -26,7 +26,7 @@ from tests.scale import scaled
 from tests.stack import PLAIN, Stack, running
 from tests.worker_state import watched_worker, worker_metrics
 from workers.models.unnamed_ids import read_unnamed_ids
-from workers.wire.protocol import WorkerStatus
+from workers.wire.status import WorkerStatus
 
 pytestmark = pytest.mark.full
 

@@ -22,8 +22,8 @@ from workers.execution.step_input import (
 from workers.process.loop import frames
 from workers.process.server import Command, Disconnected, Server
 from workers.scheduling.sequence import Sequence
+from workers.wire.frames import Abort
 from workers.wire.protocol import (
-    Abort,
     ErrorCode,
     Failed,
     Generate,

@@ -17,20 +17,17 @@ from tests.workers.formed_worker import FormedWorker
 from workers.process.build import Worker
 from workers.process.config import WorkerConfig
 from workers.process.server import Delivery, Drained, WorkerMessage
+from workers.wire.frames import CachedPages, Models, Probe, ProbeResult
 from workers.wire.prefix_index import PrefixIndex
 from workers.wire.protocol import (
     AdapterRef,
-    CachedPages,
     ErrorCode,
     Failed,
     FinishReason,
     Generate,
-    Models,
-    Probe,
-    ProbeResult,
     SequenceOutput,
-    WorkerStatus,
 )
+from workers.wire.status import WorkerStatus
 
 
 def store_adapter(store: LocalStore, folder: Path, shape: BaseModelShape) -> AdapterRef:

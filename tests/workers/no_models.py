@@ -24,7 +24,7 @@ from workers.process.inbox import Inbox
 from workers.process.loop import WorkerLoop
 from workers.process.server import Delivery
 from workers.verification.adapter_verifier import AdapterVerifier, ModelInstance
-from workers.wire.protocol import WorkerStatus
+from workers.wire.status import WorkerStatus
 
 T = TypeVar("T")
 

@@ -19,8 +19,9 @@ from tests.workers.driver import Driver
 from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
 from tools.source_tree import ROOT
 from workers.process.outbox import frames
-from workers.wire import grammars, protocol
-from workers.wire.protocol import Abort, FinishReason, Generate, ServiceClass
+from workers.wire import grammars
+from workers.wire.frames import Abort, ToGateway, ToWorker
+from workers.wire.protocol import FinishReason, Generate, ServiceClass
 
 RECORD = Path(__file__).with_name("recorded.json")
 NUM_REQUESTS = 200
@@ -118,7 +119,7 @@ def simulated_frames() -> list[str]:
 
 
 def fields_of_messages() -> dict[str, list[str]]:
-    kinds = {*get_args(protocol.ToWorker), *get_args(protocol.ToGateway)}
+    kinds = {*get_args(ToWorker), *get_args(ToGateway)}
     return {kind.__name__: list(kind.__struct_fields__) for kind in kinds}
 
 

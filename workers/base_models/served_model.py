@@ -21,7 +21,7 @@ from workers.models.loading import LoadedModel
 from workers.models.plan import ModelPlan
 from workers.observe.status import model_status
 from workers.verification.adapter_verifier import ModelInstance
-from workers.wire.protocol import ModelStatus
+from workers.wire.status import ModelStatus
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,9 @@ from workers.execution.engine import Event
 from workers.execution.model_runner import ModelRunner
 from workers.models.progress import ByteProgress
 from workers.verification.adapter_verifier import AdapterVerifier
-from workers.wire.protocol import UNSATISFIABLE, DesiredModel, ErrorCode, ModelStatus
+from workers.wire.frames import DesiredModel
+from workers.wire.protocol import ErrorCode
+from workers.wire.status import UNSATISFIABLE, ModelStatus
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.host import HostTier
 from adapters.pool.pool import AdapterPool
 from adapters.pool.tiers import AdapterEntry
-from workers.wire.protocol import AdapterStatus
+from workers.wire.status import AdapterStatus
 
 MAX_ADAPTERS = 2000
 """Maximum number of adapters in a status, which then has about a megabyte. Each gateway receives a

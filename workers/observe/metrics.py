@@ -11,7 +11,7 @@ from memory.page_key import PAGE_TOKENS
 from telemetry.engine_metrics import ENGINE
 from telemetry.tallies import Figures, ReadCounter
 from telemetry.tallies import Gauge as ReadGauge
-from workers.wire.protocol import ModelStatus, WorkerStatus
+from workers.wire.status import ModelStatus, WorkerStatus
 
 EXTENTS = {"free": ".", "kv": "k", "adapters": "a", "weights": "w"}
 TIERS = ("host", "device", "loading")

@@ -10,8 +10,9 @@ from adapters.pool.pool import AdapterPool
 from memory.errors import IntegrityError
 from workers.execution.engine import Engine
 from workers.observe.report import EngineReport
+from workers.wire.frames import CachedPages
 from workers.wire.prefix_index import changed_pages
-from workers.wire.protocol import CachedPages, ModelStatus
+from workers.wire.status import ModelStatus
 
 log = logging.getLogger(__name__)
 

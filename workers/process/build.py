@@ -53,7 +53,7 @@ from workers.process.server import Delivery
 from workers.process.warm_up import warm_up
 from workers.process.worker_memory import WorkerMemory
 from workers.verification.adapter_verifier import AdapterVerifier
-from workers.wire.protocol import TenantStatus, WorkerStatus
+from workers.wire.status import TenantStatus, WorkerStatus
 
 log = logging.getLogger(__name__)
 

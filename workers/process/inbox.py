@@ -14,18 +14,8 @@ from memory.accounts import Tenant
 from workers.policies.queue_limits import QueueBounds
 from workers.process.server import Command, Delivery, Disconnected
 from workers.verification.adapter_verifier import ModelInstance
-from workers.wire.protocol import (
-    Abort,
-    AdapterRef,
-    Desired,
-    Drain,
-    ErrorCode,
-    Failed,
-    Generate,
-    Prefetch,
-    Probe,
-    Withdraw,
-)
+from workers.wire.frames import Abort, Desired, Drain, Prefetch, Probe, Withdraw
+from workers.wire.protocol import AdapterRef, ErrorCode, Failed, Generate
 
 log = logging.getLogger(__name__)
 

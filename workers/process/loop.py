@@ -20,19 +20,9 @@ from workers.verification.adapter_verifier import (
     refuse_draining,
     refuse_unavailable,
 )
-from workers.wire.protocol import (
-    Abort,
-    CachedPages,
-    Desired,
-    Drain,
-    ErrorCode,
-    Failed,
-    Generate,
-    Models,
-    Probe,
-    Withdraw,
-    WorkerStatus,
-)
+from workers.wire.frames import Abort, CachedPages, Desired, Drain, Models, Probe, Withdraw
+from workers.wire.protocol import ErrorCode, Failed, Generate
+from workers.wire.status import WorkerStatus
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 from workers.execution.engine import Event
 from workers.verification.adapter_verifier import CONNECTION
-from workers.wire.protocol import Failed, PromptProgress, SequenceOutput, StepFrame
+from workers.wire.frames import StepFrame
+from workers.wire.protocol import Failed, PromptProgress, SequenceOutput
 
 
 def frames(

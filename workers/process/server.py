@@ -12,18 +12,13 @@ from typing import Protocol
 
 import msgspec
 
-from workers.wire.prefix_index import PrefixIndex
-from workers.wire.protocol import (
+from workers.wire.frames import (
     PULSE_PERIOD_S,
     Abort,
     CachedPages,
     Desired,
     Drain,
-    ErrorCode,
-    Failed,
-    Generate,
     Hello,
-    ModelInfo,
     Models,
     Prefetch,
     Probe,
@@ -33,10 +28,11 @@ from workers.wire.protocol import (
     ToGateway,
     ToWorker,
     Withdraw,
-    WorkerStatus,
     own_hello,
-    why_unsatisfiable,
 )
+from workers.wire.prefix_index import PrefixIndex
+from workers.wire.protocol import ErrorCode, Failed, Generate, ModelInfo
+from workers.wire.status import WorkerStatus, why_unsatisfiable
 from workers.wire.transport.base import (
     FrameTooLarge,
     ProtocolMismatch,

@@ -28,14 +28,12 @@ from adapters.pool.source import AdapterLease
 from workers.execution.engine import Engine
 from workers.observe.report import EngineReport
 from workers.verification.effect_proof import EffectProof, NotProved
+from workers.wire.frames import Fingerprint, Probe, ProbeResult
 from workers.wire.protocol import (
     AdapterRef,
     ErrorCode,
     Failed,
-    Fingerprint,
     Generate,
-    Probe,
-    ProbeResult,
     SamplingParams,
     SequenceOutput,
 )

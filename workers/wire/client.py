@@ -14,34 +14,36 @@ from typing import assert_never
 
 import msgspec
 
-from workers.wire.prefix_index import PrefixIndex
-from workers.wire.protocol import (
+from workers.wire.frames import (
     OLDEST_VERSION,
     Abort,
-    AdapterRef,
     CachedPages,
     Desired,
     Drain,
-    ErrorCode,
-    Failed,
-    Generate,
     Hello,
-    ModelInfo,
     Models,
     Prefetch,
     Probe,
     ProbeResult,
-    PromptProgress,
     Pulse,
-    SequenceOutput,
-    SequenceTimes,
     StepFrame,
     ToGateway,
     Withdraw,
-    WorkerStatus,
     common_version,
     own_hello,
 )
+from workers.wire.prefix_index import PrefixIndex
+from workers.wire.protocol import (
+    AdapterRef,
+    ErrorCode,
+    Failed,
+    Generate,
+    ModelInfo,
+    PromptProgress,
+    SequenceOutput,
+    SequenceTimes,
+)
+from workers.wire.status import WorkerStatus
 from workers.wire.transport.base import (
     FrameTooLarge,
     ProtocolMismatch,

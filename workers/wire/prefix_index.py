@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from memory.page_key import PAGE_TOKENS, PageHasher
-from workers.wire.protocol import CachedPages, Generate
+from workers.wire.frames import CachedPages
+from workers.wire.protocol import Generate
 
 KEY_BYTES = 8
 MAX_KEYS = 1 << 16

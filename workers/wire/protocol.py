@@ -1,15 +1,11 @@
-"""Protocol between gateways and workers: every frame that they exchange. Does not import torch.
-
-A frame consists of a 4-byte big-endian length and one msgpack-encoded message of at most
-`MAX_FRAME_BYTES`. Each side first sends its `Hello`. Both sides then use the newest version that
-both support. A field that is added in a new version has a default. If a peer that ignores the field
-would answer wrongly, the gateway's `version_needed` returns the new version for requests that use
-the field. The gateway chooses the sequence ids, which are unique on its connection.
+"""Requests to workers and their results, as the engine and the gateways share them. Does not import
+torch. `workers.wire.frames` has the frames in which they are exchanged, and the rules for adding a
+field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import StrEnum
 from itertools import chain
 
@@ -17,14 +13,6 @@ import msgspec
 
 from memory.page_key import PageHasher
 
-PROTOCOL_VERSION = 7
-OLDEST_VERSION = PROTOCOL_VERSION - 1
-"""Oldest version that a peer may use, which is the version of the previous release."""
-MAX_FRAME_BYTES = 16 << 20
-PULSE_PERIOD_S = 0.5
-UNSATISFIABLE = "unsatisfiable"
-"""Value of `ModelStatus.tier` for a model that the worker cannot serve with its configuration.
-`ModelStatus.error` says why."""
 ALL_TOKENS = -1
 """Value of `SamplingParams.logprobs` that requests the log-probabilities of all tokens."""
 MAX_RETRY_S = 60.0
@@ -179,9 +167,6 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]]
 
 
-# Gateway to worker
-
-
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
     id: int
     request_id: str
@@ -247,71 +232,6 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
         return own | end_tokens if self.grammar or not self.params.ignore_eos else own
 
 
-class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Request to end a sequence. The worker answers with a `SequenceOutput` whose finish reason is
-    `abort`, unless the sequence has already ended or failed."""
-
-    id: int
-
-
-class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
-    """Request to load an adapter to the host tier. The worker sends no answer."""
-
-    model: str
-    adapter: AdapterRef
-
-
-class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """Request to verify that the loaded adapter has the effect that its files describe. The worker
-    answers with one `ProbeResult`. The gateway chooses the ids of probes. A probe and a sequence
-    may have the same id."""
-
-    id: int
-    model: str
-    adapter: AdapterRef
-
-
-class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
-    """Request to drop a probe that is queued or in progress. The worker sends no answer. Sent only
-    to workers of protocol version 7 or newer."""
-
-    id: int
-
-
-class Pin(msgspec.Struct, frozen=True):
-    model: str
-    adapter: AdapterRef
-
-
-class DesiredModel(msgspec.Struct, frozen=True):
-    """Base model of the catalog. A worker must load the model if `is_pinned` is set, and must not
-    load it if `is_unloaded` is set."""
-
-    digest: str
-    name: str
-    is_pinned: bool = False
-    is_unloaded: bool = False
-
-
-class Desired(msgspec.Struct, frozen=True, tag="desired"):
-    """Pinned adapters and base models of the catalog. `generation` increases with each change of
-    the catalog. The worker ignores the frame if it has applied a newer generation."""
-
-    generation: int
-    pins: list[Pin]
-    models: list[DesiredModel] = []
-
-
-class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Request to refuse new work and finish running sequences, or to accept work again if `is_on`
-    is false. `WorkerStatus.draining` shows the worker's current state."""
-
-    is_on: bool = True
-
-
-# Worker to gateway
-
-
 class ModelInfo(msgspec.Struct, frozen=True):
     digest: str
     name: str
@@ -320,36 +240,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Name of the layout in which the worker packs the images of the model's adapters."""
     cache_layout: str = ""
     """Name of the layout of the model's KV pages. It is hashed into the pages' keys."""
-
-
-class Models(msgspec.Struct, frozen=True, tag="models"):
-    """All models of the worker, which replace the models of its `Hello`. Sent when models have been
-    registered or unregistered."""
-
-    models: list[ModelInfo]
-
-
-class Fingerprint(msgspec.Struct, frozen=True):
-    """Likeliest next tokens after the probe's prompt, computed by the model with the adapter."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    effect: float
-    """Largest absolute change that the adapter causes in a log-probability of the probe prompt."""
-
-
-class ProbeResult(msgspec.Struct, frozen=True, tag="probed"):
-    """Result of a `Probe`. If `error` is empty, the adapter has passed. Otherwise `error` is an
-    error code, and `message` says what failed. If `is_final` is false, another probe may succeed,
-    because the failure may have a cause other than the adapter."""
-
-    id: int
-    layout: str = ""
-    checksum: str = ""
-    fingerprint: Fingerprint | None = None
-    error: str = ""
-    message: str = ""
-    is_final: bool = True
 
 
 class AdapterLoadTimes(msgspec.Struct, frozen=True, array_like=True):
@@ -429,14 +319,6 @@ class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
     in the cache than it had computed before."""
 
 
-class StepFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag="step"):
-    """All results of one engine step for this gateway. The gateway applies `progress` before
-    `sequences`."""
-
-    sequences: list[SequenceOutput]
-    progress: list[PromptProgress] = []
-
-
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     id: int
     code: ErrorCode
@@ -449,170 +331,3 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     times: SequenceTimes | None = None
     """Times of the sequence's stages. Set if the sequence was queued and the request has a
     `traceparent`."""
-
-
-class AdapterStatus(msgspec.Struct, frozen=True):
-    digest: str
-    tier: str
-    """Place of the adapter: "host", "device" or "loading". With "disk" or "store", the adapter is
-    not loaded, and is listed only to report the `error` of its last load."""
-    num_bytes: int
-    leases: int
-    pinned: bool
-    error: str = ""
-    """Error code if the adapter's last load failed, else empty."""
-    message: str = ""
-    name: str = ""
-    """`name@version` under which the adapter was last requested; empty if it never was."""
-
-
-class ModelStatus(msgspec.Struct, frozen=True):
-    digest: str
-    name: str
-    num_running: int
-    num_waiting: int
-    pages_total: int
-    pages_free: int
-    pages_cached: int
-    """Number of cached pages that no sequence uses. They count neither as free nor as used."""
-    num_preemptions: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    num_adapter_evictions: int = 0
-    num_integrity_failures: int = 0
-    """Number of failed integrity checks, which run while the worker is idle. A failure means that
-    the worker has a bug."""
-    tier: str = "device"
-    """Place of the weights: "device", "loading" (to the device), "draining" (on the device, and
-    unloaded once the model is idle), "host", "cold" (not fetched yet) or "unsatisfiable"."""
-    num_bytes: int = 0
-    """Bytes that the weights occupy on the device, or occupied when they were last loaded. If they
-    were never loaded, this is the planned number of bytes."""
-    num_swaps: int = 0
-    """Number of times that the model was loaded to the device."""
-    idle_s: float = 0.0
-    """Seconds since the model's last request ended; 0 while it has requests."""
-    load_s: float = 0.0
-    """Seconds that the last load to the device took, or an estimate if the model was never
-    loaded."""
-    error: str = ""
-    """Error message if the model's last load failed, else empty."""
-    max_num_seqs: int = 0
-    num_waiting_tokens: int = 0
-    """Number of prompt tokens of running and waiting sequences that are neither computed nor
-    cached."""
-    prefill_tokens_per_s: float = 0.0
-    """Prompt tokens computed per second in recent steps, or in the warm-up before the first
-    request; 0 if unknown."""
-    decode_step_s: float = 0.0
-    """Mean seconds of recent steps that computed no prompt; 0 if unknown."""
-    adapter_loads: dict[str, int] = {}
-    """Number of adapter loads to each tier, "host" or "device"."""
-    adapter_load_s: dict[str, float] = {}
-    """Total seconds of adapter loads to each tier, "host" or "device"."""
-    num_failed_adapter_loads: int = 0
-    num_proof_steps: int = 0
-    """Number of finished steps of adapter verifications. While it grows, queued probes make
-    progress."""
-    itl: list[tuple[float, int]] = []
-    """Histogram of the inter-token latencies of the last minute. Each entry is a pair: the upper
-    bound of a bucket in seconds, and the number of latencies in this bucket. The lower bound is the
-    previous entry's bound."""
-
-
-class TenantStatus(msgspec.Struct, frozen=True):
-    """Device memory that is charged to a tenant."""
-
-    tenant: str
-    """Tenant id; empty for memory that no tenant requested."""
-    kv_bytes: int
-    """Bytes of the KV pages that the tenant's sequences computed, whether in use or only cached."""
-    adapter_bytes: int
-    """Bytes of the adapters whose most recent request came from this tenant."""
-
-
-def why_unsatisfiable(models: Sequence[ModelStatus]) -> str | None:
-    """Returns the reason why the worker can serve none of its models. Returns None if the worker
-    can serve at least one model, possibly later, or has no models."""
-    if not models or any(model.tier != UNSATISFIABLE for model in models):
-        return None
-    return f"{models[0].name}: {UNSATISFIABLE}: {models[0].error}"
-
-
-class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
-    """State of a worker, sent every second and after a `Drain`."""
-
-    instance_id: str
-    draining: bool
-    models: list[ModelStatus]
-    adapters: list[AdapterStatus]
-    arena_bytes: int
-    extents: str
-    """One character for each extent of the arena: '.' free, 'k' KV, 'a' adapters, 'w' weights."""
-    settings: dict[str, str]
-    step: int
-    tokens_per_s: float
-    generation: int = 0
-    """Generation of the last `Desired` that the worker applied."""
-    tenants: list[TenantStatus] = []
-    """Tenants that use the most device memory."""
-    num_late_kernels: int = 0
-    """Number of kernels that were compiled, or read from the kernel cache, after the worker had
-    become ready."""
-    num_cached_adapters: int = 0
-    """Number of adapter images in the disk cache, including images of adapters that are also on the
-    host or the device."""
-    cached_adapter_bytes: int = 0
-    num_unlisted_adapters: int = 0
-    """Number of adapters that `adapters` leaves out, because the list has a maximum length."""
-    adapter_counts: dict[str, int] = {}
-    """Number of adapters by their nearest tier, "host", "device" or "loading", including those that
-    are not listed. Empty from a worker of an older version, which lists all adapters."""
-    adapter_bytes: dict[str, int] = {}
-    """Bytes of adapters by their nearest tier, as in `adapter_counts`."""
-
-
-class CachedPages(msgspec.Struct, frozen=True, tag="cached"):
-    """Pages that were added to and removed from a model's prefix cache. `added` and `removed` are
-    concatenations of the first 8 bytes of each page's key (`memory.page_key`). If `is_whole` is
-    set, `added` replaces all keys that were sent before."""
-
-    model: str
-    added: bytes
-    removed: bytes = b""
-    is_whole: bool = False
-
-
-class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
-    """Heartbeat, sent every `PULSE_PERIOD_S` seconds by the event loop that also sends all other
-    frames. A worker that sends no frame has stopped, is stuck or is unreachable."""
-
-    step_age_s: float = 0.0
-    """Seconds since the engine's current step began; 0 while the engine waits for work."""
-    num_received: int = 0
-    """Number of frames that the worker has received from this gateway, including its Hello. If the
-    number stays below the number of frames sent, the gateway's frames do not arrive."""
-
-
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    version: int
-    """Oldest version that this side supports."""
-    instance_id: str
-    models: list[ModelInfo] = []
-    newest: int = 0
-    """Newest version that this side supports; 0 if it supports only `version`."""
-
-
-def own_hello(instance_id: str, models: list[ModelInfo] | None = None) -> Hello:
-    """Returns the Hello that this process sends."""
-    return Hello(OLDEST_VERSION, instance_id, models or [], PROTOCOL_VERSION)
-
-
-def common_version(own: Hello, peer: Hello) -> int | None:
-    """Returns the newest version that both sides support, or None if there is none."""
-    newest = min(max(own.version, own.newest), max(peer.version, peer.newest))
-    return newest if newest >= max(own.version, peer.version) else None
-
-
-ToWorker = Hello | Generate | Abort | Prefetch | Probe | Withdraw | Desired | Drain
-ToGateway = Hello | Models | Pulse | StepFrame | Failed | ProbeResult | WorkerStatus | CachedPages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.gateway.live import Live, eventually
-from workers.wire.protocol import AdapterStatus
+from workers.wire.status import AdapterStatus
 
 
 def status(digit: str, error: str = "", message: str = "") -> AdapterStatus:

@@ -17,7 +17,7 @@ from tests.admin.lifecycle import DIGITS, add, claim, prove
 from tests.gateway.live import Live, eventually
 from tests.proxy import PostgresProxy
 from tests.scripted_worker import LAYOUT, proved
-from workers.wire.protocol import Probe, ProbeResult
+from workers.wire.frames import Probe, ProbeResult
 
 
 async def upload(live: Live, *digits: str) -> None:

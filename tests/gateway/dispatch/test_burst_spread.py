@@ -18,15 +18,10 @@ from gateway.dispatch.routing import Work
 from tests.gateway.dispatch.test_failover import Trio
 from tests.gateway.scripts import say
 from tests.scripted_worker import DIGEST
+from workers.wire.frames import OLDEST_VERSION
 from workers.wire.prefix_index import PrefixIndex
-from workers.wire.protocol import (
-    OLDEST_VERSION,
-    Generate,
-    ModelInfo,
-    ModelStatus,
-    SamplingParams,
-    WorkerStatus,
-)
+from workers.wire.protocol import Generate, ModelInfo, SamplingParams
+from workers.wire.status import ModelStatus, WorkerStatus
 
 MODEL = "0"
 NUM_REQUESTS = 200

@@ -19,14 +19,9 @@ from store.records import AdapterProof, CatalogSnapshot
 from tests.gateway.scripts import ids
 from tests.gateway.service import Service, snapshot
 from tests.scripted_worker import DIGEST, LAYOUT, ScriptedWorker
-from workers.wire.protocol import (
-    UNSATISFIABLE,
-    AdapterStatus,
-    Desired,
-    Generate,
-    ModelStatus,
-    SequenceOutput,
-)
+from workers.wire.frames import Desired
+from workers.wire.protocol import Generate, SequenceOutput
+from workers.wire.status import UNSATISFIABLE, AdapterStatus, ModelStatus
 
 SEVEN, THREE = "ten_acme-support-bot-7", "ten_acme-support-bot-3"
 PROOFS = (

@@ -17,18 +17,10 @@ from memory.page_key import PAGE_TOKENS
 from tests.gateway.live import eventually
 from tests.scripted_worker import Reply, ScriptedWorker
 from workers.wire.client import WorkerClient
+from workers.wire.frames import OLDEST_VERSION, PROTOCOL_VERSION
 from workers.wire.prefix_index import Prefix, changed_pages
-from workers.wire.protocol import (
-    ALL_TOKENS,
-    OLDEST_VERSION,
-    PROTOCOL_VERSION,
-    AdapterRef,
-    AdapterStatus,
-    Generate,
-    ModelStatus,
-    SamplingParams,
-    WorkerStatus,
-)
+from workers.wire.protocol import ALL_TOKENS, AdapterRef, Generate, SamplingParams
+from workers.wire.status import AdapterStatus, ModelStatus, WorkerStatus
 
 MODEL = "m"
 

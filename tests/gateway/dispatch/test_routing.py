@@ -21,14 +21,8 @@ from gateway.dispatch.routing import (
     predict,
     weigh,
 )
-from workers.wire.protocol import (
-    AdapterRef,
-    AdapterStatus,
-    Generate,
-    ModelStatus,
-    SamplingParams,
-    WorkerStatus,
-)
+from workers.wire.protocol import AdapterRef, Generate, SamplingParams
+from workers.wire.status import AdapterStatus, ModelStatus, WorkerStatus
 
 RATE = 1000.0
 STEP_S = 0.02

@@ -14,7 +14,8 @@ from tests.adapters.files import BASE
 from tests.gateway.conftest import REPORT_INTERVAL_S
 from tests.gateway.live import Live, Served, answer, eventually
 from tests.scripted_worker import Reply, ScriptedWorker
-from workers.wire.protocol import DesiredModel, Generate, ServiceClass
+from workers.wire.frames import DesiredModel
+from workers.wire.protocol import Generate, ServiceClass
 from workers.wire.transport.base import Security
 
 LEASE_S = 60.0

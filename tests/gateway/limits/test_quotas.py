@@ -18,7 +18,8 @@ from tests.adapters.files import BASE
 from tests.gateway.live import Live, Served, answer, eventually
 from tests.gateway.pepper import PEPPER
 from tests.scripted_worker import Reply, ScriptedWorker
-from workers.wire.protocol import AdapterStatus, Generate
+from workers.wire.protocol import Generate
+from workers.wire.status import AdapterStatus
 
 PROMPT_TOKENS = 2
 DOLLAR = 10**12

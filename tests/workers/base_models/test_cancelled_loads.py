@@ -29,7 +29,8 @@ from workers.device.weight_image import WeightImage
 from workers.importer import import_model
 from workers.models.plan import ModelPlan
 from workers.models.progress import ByteProgress
-from workers.wire.protocol import Abort, Desired, DesiredModel, ErrorCode, FinishReason
+from workers.wire.frames import Abort, Desired, DesiredModel
+from workers.wire.protocol import ErrorCode, FinishReason
 
 pytestmark = pytest.mark.full
 

@@ -8,7 +8,8 @@ from tests.workers.no_models import make_loop
 from tests.workers.simulation import Simulation
 from workers.base_models.residency import ModelState
 from workers.base_models.served_model import ServedModel
-from workers.wire.protocol import ModelInfo, WorkerStatus
+from workers.wire.protocol import ModelInfo
+from workers.wire.status import WorkerStatus
 
 
 class Graphs:

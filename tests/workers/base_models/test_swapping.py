@@ -43,19 +43,9 @@ from workers.process.config import WorkerConfig
 from workers.process.errors import CannotServe
 from workers.process.model_builder import buffer_bytes
 from workers.wire import grammars
-from workers.wire.protocol import (
-    Abort,
-    AdapterRef,
-    Desired,
-    DesiredModel,
-    ErrorCode,
-    FinishReason,
-    Generate,
-    ModelStatus,
-    SamplingParams,
-    WorkerStatus,
-    why_unsatisfiable,
-)
+from workers.wire.frames import Abort, Desired, DesiredModel
+from workers.wire.protocol import AdapterRef, ErrorCode, FinishReason, Generate, SamplingParams
+from workers.wire.status import ModelStatus, WorkerStatus, why_unsatisfiable
 
 pytestmark = pytest.mark.full
 

@@ -11,7 +11,9 @@ from tests.workers.no_models import make_loop
 from tests.workers.simulation import Simulation, generate
 from workers.process.server import Delivery
 from workers.verification.adapter_verifier import AdapterVerifier
-from workers.wire.protocol import AdapterRef, Failed, Probe, ProbeResult, WorkerStatus
+from workers.wire.frames import Probe, ProbeResult
+from workers.wire.protocol import AdapterRef, Failed
+from workers.wire.status import WorkerStatus
 
 
 def in_progress() -> Iterator[None]:

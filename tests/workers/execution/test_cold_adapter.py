@@ -22,15 +22,10 @@ from workers.process.server import Delivery
 from workers.scheduling.constraint import Unconstrained
 from workers.verification.adapter_verifier import ModelInstance
 from workers.verification.effect_proof import EffectProof
-from workers.wire.protocol import (
-    Abort,
-    AdapterRef,
-    ModelInfo,
-    Prefetch,
-    StepFrame,
-    WorkerStatus,
-)
+from workers.wire.frames import Abort, Prefetch, StepFrame
+from workers.wire.protocol import AdapterRef, ModelInfo
 from workers.wire.request_check import RequestLimits
+from workers.wire.status import WorkerStatus
 
 NUM_STEPS = 12
 BACKGROUND, COLD = 0, 1

@@ -16,13 +16,13 @@ from tests.workers.waiting import waiting_of
 from workers.execution.step_input import PendingStep, StepInput, StepOutput
 from workers.process.outbox import frames
 from workers.scheduling.constraint import NoConstraint
+from workers.wire.frames import StepFrame
 from workers.wire.protocol import (
     ErrorCode,
     FinishReason,
     Generate,
     OutputKind,
     SequenceOutput,
-    StepFrame,
     TokenLogprobs,
 )
 

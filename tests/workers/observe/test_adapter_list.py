@@ -12,7 +12,8 @@ import pytest
 from tests.adapters.pools import House
 from workers.observe import adapter_list
 from workers.observe.adapter_list import MAX_ADAPTERS, MAX_TEXT, list_adapters
-from workers.wire.protocol import MAX_FRAME_BYTES, AdapterStatus, WorkerStatus
+from workers.wire.frames import MAX_FRAME_BYTES
+from workers.wire.status import AdapterStatus, WorkerStatus
 
 TIERS = ("device", "host", "loading")
 

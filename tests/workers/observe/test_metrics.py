@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workers.observe.metrics import OF_WORKER
-from workers.wire.protocol import AdapterStatus, WorkerStatus
+from workers.wire.status import AdapterStatus, WorkerStatus
 
 
 def figures(name: str, *adapters: AdapterStatus) -> list[tuple[float, dict[str, str]]]:

@@ -6,7 +6,9 @@ import pytest
 
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
-from workers.wire.protocol import AdapterRef, AdapterStatus, Desired, Pin, WorkerStatus
+from workers.wire.frames import Desired, Pin
+from workers.wire.protocol import AdapterRef
+from workers.wire.status import AdapterStatus, WorkerStatus
 
 ADAPTERS = {name: {"rank": 4} for name in ("a", "b", "c")}
 

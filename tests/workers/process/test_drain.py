@@ -9,7 +9,8 @@ import pytest
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
 from workers.process.server import SERVER
-from workers.wire.protocol import Drain, ErrorCode, FinishReason
+from workers.wire.frames import Drain
+from workers.wire.protocol import ErrorCode, FinishReason
 
 GATEWAY = 1
 

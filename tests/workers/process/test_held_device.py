@@ -22,21 +22,19 @@ from workers.process import server
 from workers.process.server import Server
 from workers.verification.effect_proof import EffectProof
 from workers.wire import grammars
-from workers.wire.protocol import (
+from workers.wire.frames import (
     PROTOCOL_VERSION,
     Desired,
     DesiredModel,
-    ErrorCode,
-    Failed,
-    Generate,
     Hello,
     Probe,
     ProbeResult,
     Pulse,
     StepFrame,
     ToGateway,
-    WorkerStatus,
 )
+from workers.wire.protocol import ErrorCode, Failed, Generate
+from workers.wire.status import WorkerStatus
 from workers.wire.transport.registry import connect, exchange_hello
 from workers.wire.transport.stream import GatewayConnection
 

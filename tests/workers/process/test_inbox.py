@@ -12,16 +12,8 @@ from tests.workers.simulation import Simulation, generate
 from tests.workers.simulator import VOCAB
 from workers.policies.queue_limits import QueueBounds
 from workers.process.server import Delivery, Disconnected
-from workers.wire.protocol import (
-    Abort,
-    AdapterRef,
-    ErrorCode,
-    Failed,
-    FinishReason,
-    Generate,
-    Prefetch,
-    StepFrame,
-)
+from workers.wire.frames import Abort, Prefetch, StepFrame
+from workers.wire.protocol import AdapterRef, ErrorCode, Failed, FinishReason, Generate
 
 
 @dataclass

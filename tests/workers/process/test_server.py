@@ -18,37 +18,36 @@ import pytest
 
 from workers.process.health import HealthServer
 from workers.process.server import Command, Delivery, Disconnected, Drained, Server
-from workers.wire.protocol import (
+from workers.wire.frames import (
     MAX_FRAME_BYTES,
     OLDEST_VERSION,
     PROTOCOL_VERSION,
-    UNSATISFIABLE,
     Abort,
-    AdapterRef,
-    AdapterStatus,
     Desired,
     Drain,
+    Hello,
+    Models,
+    Probe,
+    ProbeResult,
+    Pulse,
+    StepFrame,
+    ToGateway,
+    common_version,
+    own_hello,
+)
+from workers.wire.protocol import (
+    AdapterRef,
     ErrorCode,
     Failed,
     FinishReason,
     Generate,
-    Hello,
     ModelInfo,
-    Models,
-    ModelStatus,
-    Probe,
-    ProbeResult,
     PromptProgress,
-    Pulse,
     SamplingParams,
     SequenceOutput,
-    StepFrame,
-    ToGateway,
     TokenLogprobs,
-    WorkerStatus,
-    common_version,
-    own_hello,
 )
+from workers.wire.status import UNSATISFIABLE, AdapterStatus, ModelStatus, WorkerStatus
 from workers.wire.transport.base import TransportError
 from workers.wire.transport.registry import connect, exchange_hello
 from workers.wire.transport.stream import GatewayConnection

@@ -17,7 +17,7 @@ from workers.execution.observer import FinishedStep, NoObserver
 from workers.execution.step_input import PendingStep, StepInput, StepOutput
 from workers.models.plan import ModelPlan
 from workers.process.loop import WorkerLoop
-from workers.wire.protocol import WorkerStatus
+from workers.wire.status import WorkerStatus
 
 
 class Device:

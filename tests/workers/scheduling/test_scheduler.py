@@ -41,9 +41,9 @@ from workers.process.loop import INTEGRITY_PERIOD_S
 from workers.scheduling.constraint import NO_CONSTRAINT, Constraint, NoConstraint, Unconstrained
 from workers.scheduling.deadlines import MIN_KEPT
 from workers.scheduling.sequence import Sequence
+from workers.wire.frames import Abort
 from workers.wire.protocol import (
     ALL_TOKENS,
-    Abort,
     AdapterRef,
     ErrorCode,
     FinishReason,

@@ -38,7 +38,8 @@ from workers.verification import effect_proof as proofs
 from workers.verification.adapter_verifier import MAX_QUEUED
 from workers.verification.effect_proof import NotProved
 from workers.verification.scoring import score_tokens
-from workers.wire.protocol import AdapterRef, Drain, ErrorCode, FinishReason, Probe, Withdraw
+from workers.wire.frames import Drain, Probe, Withdraw
+from workers.wire.protocol import AdapterRef, ErrorCode, FinishReason
 
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "cpu"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -16,26 +16,28 @@ from tests.handles import Handle
 from tests.proxy import Proxy, Way, everything
 from tests.scripted_worker import LAYOUT, Reply, Script, ScriptedWorker, proved
 from workers.wire.client import Silence, WorkerClient, WorkerFailed
-from workers.wire.protocol import (
+from workers.wire.frames import (
     MAX_FRAME_BYTES,
     OLDEST_VERSION,
     PROTOCOL_VERSION,
     Abort,
-    AdapterRef,
     Desired,
     Drain,
-    ErrorCode,
-    FinishReason,
-    Generate,
     Hello,
-    ModelInfo,
     Pin,
     Probe,
     Pulse,
-    SamplingParams,
     ToWorker,
     Withdraw,
     own_hello,
+)
+from workers.wire.protocol import (
+    AdapterRef,
+    ErrorCode,
+    FinishReason,
+    Generate,
+    ModelInfo,
+    SamplingParams,
 )
 from workers.wire.transport.base import ProtocolMismatch
 from workers.wire.transport.registry import listen

@@ -18,8 +18,9 @@ from memory.page_key import PAGE_TOKENS
 from memory.prefix_cache import Journal
 from tests.memory.holder import evict
 from workers.scheduling.sequence import Sequence
+from workers.wire.frames import CachedPages
 from workers.wire.prefix_index import KEY_BYTES, Prefix, PrefixIndex, changed_pages
-from workers.wire.protocol import AdapterRef, CachedPages, Generate, SamplingParams
+from workers.wire.protocol import AdapterRef, Generate, SamplingParams
 
 LAYOUT = "cpu:float32"
 PARAMS = SamplingParams(max_tokens=1, seed=0)

@@ -17,18 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.wire.protocol import (
-    MAX_FRAME_BYTES,
-    PROTOCOL_VERSION,
-    Abort,
-    AdapterRef,
-    Generate,
-    Hello,
-    Prefetch,
-    SamplingParams,
-    SequenceOutput,
-    StepFrame,
-)
+from workers.wire.frames import MAX_FRAME_BYTES, PROTOCOL_VERSION, Abort, Hello, Prefetch, StepFrame
+from workers.wire.protocol import AdapterRef, Generate, SamplingParams, SequenceOutput
 from workers.wire.transport.base import (
     ConnectionLost,
     FrameTooLarge,

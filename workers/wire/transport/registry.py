@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from workers.wire.protocol import Failed, Hello, common_version
+from workers.wire.frames import Hello, common_version
+from workers.wire.protocol import Failed
 from workers.wire.transport.base import ConnectionLost, PeerRefused, ProtocolMismatch, Security
 from workers.wire.transport.stream import (
     Accept,

@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from workers.wire.protocol import MAX_FRAME_BYTES, ErrorCode, Failed, ToGateway, ToWorker
+from workers.wire.frames import MAX_FRAME_BYTES, ToGateway, ToWorker
+from workers.wire.protocol import ErrorCode, Failed
 from workers.wire.transport.base import (
     ConnectionLost,
     FrameTooLarge,
