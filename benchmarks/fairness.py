@@ -204,7 +204,7 @@ async def run_shares(folder: Path, seconds: float, num_adapters: int) -> None:
         per_s = await measure_capacity(url, keys[ORDINARY[0]], NUM_ROWS, seconds)
         for part in (16, 8):
             alone = await ordinary(url, keys, per_s / part, 2 * seconds, None)
-            heavy = heavy_tenant(keys[HEAVY], list(cluster.house.digests))
+            heavy = heavy_tenant(keys[HEAVY], list(cluster.setup.digests))
             beside = await ordinary(url, keys, per_s / part, 2 * seconds, heavy)
             console.print(shares(alone, beside, part))
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.workers import recorded
-from tests.workers.base_models.test_swapping import House
+from tests.workers.base_models.test_swapping import StoredModels
 
 
 def main() -> None:
     with TemporaryDirectory() as folder:
-        recorded.write(recorded.recorded_now(House(Path(folder), recorded.FAMILIES)))
+        recorded.write(recorded.recorded_now(StoredModels(Path(folder), recorded.FAMILIES)))
 
 
 if __name__ == "__main__":

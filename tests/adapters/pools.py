@@ -119,7 +119,7 @@ class AppliedCommands(PendingCommands):
             self.buffers.apply(command)
 
 
-class House:
+class PoolSetup:
     """Store, arena, clock and pool together. Adapter `i` has a rank of ranks[i]. adapter_units:
     floor and ceiling. extent_units: of each extent, in units too. has_threads: loads run on the
     pool's own, not on `executor`."""

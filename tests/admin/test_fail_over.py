@@ -169,16 +169,16 @@ async def test_a_gateway_serves_limited_tenants_again(
     own = await Database.connect(proxy.dsn, sees="*")
     reaching = Live(own, tmp_path)
     reaching.key, reaching.worker, reaching.tenant_id = live.key, live.worker, live.tenant_id
-    async with live.worker, reaching.gateway(limits_wait_s=1.0) as served:
-        assert (await served.complete()).status_code == 200
+    async with live.worker, reaching.gateway(limits_wait_s=1.0) as plane:
+        assert (await plane.complete()).status_code == 200
         lead_to(proxy, standby)
         proxy.reset()
-        answers = [(await served.complete()).status_code for _ in range(20)]
+        answers = [(await plane.complete()).status_code for _ in range(20)]
         assert set(answers) <= {200, 503}
         await asyncio.sleep(1)
         lead_to(proxy, primary)
-        await eventually(lambda: served.serves("bot"), timeout_s=10 * SOON_S)
-        answers = [(await served.complete()).status_code for _ in range(20)]
+        await eventually(lambda: plane.serves("bot"), timeout_s=10 * SOON_S)
+        answers = [(await plane.complete()).status_code for _ in range(20)]
         assert set(answers) == {200}
         used = "SELECT count(*) AS n FROM usage"
 

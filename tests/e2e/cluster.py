@@ -24,7 +24,7 @@ from admin.tenants import tenants
 from store.database import EVERYTHING, Database
 from store.records import TENANT_SCOPES
 from tests.adapters.files import validate
-from tests.e2e.fleet import WORKER, House, WorkerProcess
+from tests.e2e.fleet import WORKER, FleetSetup, WorkerProcess
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME
 from tests.gateway.live import eventually
 from tests.gateway.pepper import PEPPER
@@ -88,7 +88,7 @@ class ProductGateway(ServerProcess):
         self,
         name: str,
         folder: Path,
-        house: House,
+        setup: FleetSetup,
         dsn: str,
         workers: Sequence[str],
         module: str,
@@ -102,7 +102,7 @@ class ProductGateway(ServerProcess):
         folder.mkdir()
         environment = {
             "LORAPLEX_DATA_DIR": str(folder / "data"),
-            "LORAPLEX_STORE": str(house.folder / "store"),
+            "LORAPLEX_STORE": str(setup.folder / "store"),
             "LORAPLEX_PORT": str(port),
             "LORAPLEX_DATABASE_URL": dsn,
             "LORAPLEX_KEY_PEPPER": PEPPER.decode(),
@@ -126,9 +126,9 @@ class Cluster:
     """The base model `tiny`, and adapters a000, a001, ... of each tenant."""
 
     def __init__(
-        self, house: House, dsn: str, database: Database, tenants: Sequence[str] = TENANTS
+        self, setup: FleetSetup, dsn: str, database: Database, tenants: Sequence[str] = TENANTS
     ) -> None:
-        self.house = house
+        self.setup = setup
         self.dsn = dsn
         self.database = database
         self.tenants = tenants
@@ -144,16 +144,16 @@ class Cluster:
 
     def add_worker(self, name: str, module: str = WORKER, **settings: Any) -> WorkerProcess:
         """Not started yet. module: has its command."""
-        self.workers[name] = self.house.worker(name, module, **settings)
+        self.workers[name] = self.setup.worker(name, module, **settings)
         return self.workers[name]
 
     def add_gateway(
         self, name: str, workers: Sequence[str], module: str = "loraplex", **settings: object
     ) -> ProductGateway:
         """Not started yet. workers: the addresses where it finds them. module: has its command."""
-        folder = self.house.folder / name
+        folder = self.setup.folder / name
         self.gateways[name] = ProductGateway(
-            name, folder, self.house, self.dsn, workers, module, **settings
+            name, folder, self.setup, self.dsn, workers, module, **settings
         )
         return self.gateways[name]
 
@@ -183,15 +183,15 @@ class Cluster:
 
     async def prepare(self) -> None:
         """What its gateways find in the database; the adapters are not proved yet."""
-        house, shape = self.house, self.house.tiny.shape
+        setup, shape = self.setup, self.setup.tiny.shape
         async with self.database.transaction() as connection:
-            await models.register_model(connection, NAME, shape, house.tiny.max_model_len)
+            await models.register_model(connection, NAME, shape, setup.tiny.max_model_len)
             for name in self.tenants:
                 tenant = await tenants.create_tenant(connection, name)
                 scopes = TENANT_SCOPES
                 _, self.keys[name] = await keys.create_key(connection, PEPPER, tenant.id, scopes)
-                for adapter in house.digests:
-                    files = AdapterFiles.in_folder(house.folder / "adapters" / adapter)
+                for adapter in setup.digests:
+                    files = AdapterFiles.in_folder(setup.folder / "adapters" / adapter)
                     new = NewVersion(
                         tenant_id=tenant.id,
                         name=adapter,
@@ -207,7 +207,7 @@ class Cluster:
             if gateway.is_running:
                 for tenant in self.tenants:
                     listed = await self.client(gateway.name, tenant).models.list()
-                    if not self.house.digests.keys() <= {model.id for model in listed.data}:
+                    if not self.setup.digests.keys() <= {model.id for model in listed.data}:
                         return False
         return True
 
@@ -270,8 +270,8 @@ async def running_cluster(
         dsn = stack.enter_context(fresh_database())
         database = await Database.connect(dsn, sees=EVERYTHING)
         stack.push_async_callback(database.close)
-        house = House(folder, num_adapters, max_model_len=max_model_len)
-        cluster = Cluster(house, dsn, database, tenants)
+        setup = FleetSetup(folder, num_adapters, max_model_len=max_model_len)
+        cluster = Cluster(setup, dsn, database, tenants)
         stack.push_async_callback(cluster.close)
         await cluster.prepare()
         for number in range(num_workers):

@@ -54,7 +54,7 @@ class WorkerProcess(ServerProcess):
         )
 
 
-class House:
+class FleetSetup:
     """A store with the tiny model, others like it, and adapters of rank 8 for it, all of acme."""
 
     def __init__(
@@ -80,9 +80,9 @@ class House:
             self.digests[name] = store_adapter(store, files, self.tiny.shape).digest
 
     @asynccontextmanager
-    async def served(
+    async def plane(
         self, num_workers: int, *, tracing: Tracing | None = None, **settings: Any
-    ) -> AsyncIterator[Served]:
+    ) -> AsyncIterator[Plane]:
         """settings: of the workers."""
         async with AsyncExitStack() as stack:
             workers = [self.worker(f"worker-{i}", **settings) for i in range(num_workers)]
@@ -103,9 +103,9 @@ class House:
             url = await stack.enter_async_context(serving(app))
             client = AsyncOpenAI(base_url=f"{url}/v1", api_key=keys.acme, max_retries=0)
             await stack.enter_async_context(client)
-            served = Served(app.gateway, client, self.digests, workers)
-            await eventually(lambda: len(served.statuses) == num_workers)
-            yield served
+            plane = Plane(app.gateway, client, self.digests, workers)
+            await eventually(lambda: len(plane.statuses) == num_workers)
+            yield plane
 
     def worker(self, name: str, module: str = WORKER, **settings: Any) -> WorkerProcess:
         """Of all models, with one kernel thread; not started yet. module: whose command it is."""
@@ -152,7 +152,7 @@ class Answer:
     num_cached: int
 
 
-class Served:
+class Plane:
     def __init__(
         self,
         gateway: Gateway,

@@ -48,7 +48,7 @@ of each round are twice as long as before: the longer they grow together, the su
 pytestmark = pytest.mark.timeout(900)
 
 
-class Served(NamedTuple):
+class ModelFiles(NamedTuple):
     source: Path
     """The canonical folder: what transformers loads is what is served."""
     adapters: dict[str, Path]
@@ -56,8 +56,8 @@ class Served(NamedTuple):
     raw: Tokenizer
 
 
-def served(folder: Path, source: Path, num_adapters: int) -> Served:
-    return Served(
+def with_adapters(folder: Path, source: Path, num_adapters: int) -> ModelFiles:
+    return ModelFiles(
         source,
         demo.make_adapters(source, folder / "adapters", num_adapters),
         ModelTokenizer(source, LongTexts(), TemplateProcesses()),
@@ -65,18 +65,18 @@ def served(folder: Path, source: Path, num_adapters: int) -> Served:
     )
 
 
-def real(folder: Path, num_adapters: int) -> Served:
+def real(folder: Path, num_adapters: int) -> ModelFiles:
     """The demo model."""
     digest = import_model(demo.gguf(), LocalStore(folder / "store"))
-    return served(folder, folder / "store" / "models" / digest, num_adapters)
+    return with_adapters(folder, folder / "store" / "models" / digest, num_adapters)
 
 
-def random_model(folder: Path, num_adapters: int) -> Served:
+def random_model(folder: Path, num_adapters: int) -> ModelFiles:
     """With as many layers as the adapters name."""
-    return served(folder, Tiny(folder, num_layers=9).model, num_adapters)
+    return with_adapters(folder, Tiny(folder, num_layers=9).model, num_adapters)
 
 
-def start(folder: Path, model: Served, **settings: object) -> Stack:
+def start(folder: Path, model: ModelFiles, **settings: object) -> Stack:
     return Stack(folder, "--model", f"{demo.NAME}={model.source}", **settings)
 
 
@@ -93,7 +93,7 @@ class Asked(NamedTuple):
     prompt: list[int]
 
 
-def requests(model: Served, seed: int) -> list[Asked]:
+def requests(model: ModelFiles, seed: int) -> list[Asked]:
     """Mixed lengths; some begin with a prefix shared by that adapter's requests, or by all."""
     rng = random.Random(seed)
     raw = model.raw

@@ -168,7 +168,7 @@ async def take_stock(cluster: Cluster, log: Log) -> None:
     for name, metrics in in_use.items():
         log.add(*(Held(f"{metric} of {name}", metrics[metric]) for metric in IN_USE))
     for name in cluster.gateways:
-        spool = cluster.house.folder / name / "data" / "spool"
+        spool = cluster.setup.folder / name / "data" / "spool"
         log.add(Held(f"logs of usage of {name}", sum(path.is_dir() for path in spool.iterdir())))
     log.add(Held("granted of limits", float(leases["coalesce"])))
     log.add(

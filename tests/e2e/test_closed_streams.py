@@ -163,7 +163,7 @@ async def census_without_more(cluster: Cluster, before: dict[str, int]) -> dict[
 async def census(cluster: Cluster) -> dict[str, int]:
     """What the gateway has in memory now."""
     gateway = cluster.gateways["gateway-0"]
-    path = cluster.house.folder / gateway.name / "data" / "census.json"
+    path = cluster.setup.folder / gateway.name / "data" / "census.json"
     path.unlink(missing_ok=True)
     gateway.send(signal.SIGUSR1)
     async with asyncio.timeout(60):

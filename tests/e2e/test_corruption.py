@@ -104,7 +104,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return Tiny(tmp_path_factory.mktemp("tiny"))
 
 
-class House:
+class Tenant:
     """A stack with more adapters than fit anywhere but on disk."""
 
     def __init__(self, stack: Stack, tiny: Tiny, client: OpenAI) -> None:
@@ -165,14 +165,14 @@ def test_damage_is_refused_or_healed_shown_and_forgotten(tiny: Tiny) -> None:
     with running(stack), ThreadPoolExecutor(len(STREAMED)) as threads:
         key = stack.create_tenant("acme")
         with stack.openai(key, timeout=60) as client:
-            house = House(stack, tiny, client)
-            right = {name: house.ask(name) for name in house.digests}
-            base = house.ask(NAME)
+            tenant = Tenant(stack, tiny, client)
+            right = {name: tenant.ask(name) for name in tenant.digests}
+            base = tenant.ask(NAME)
             assert len({tuple(answer) for answer in [base, *right.values()]}) == len(right) + 1
             streams = Streams(client, right)
             running_streams = [threads.submit(streams.run, name) for name in STREAMED]
             try:
-                damage_and_mend(house, right)
+                damage_and_mend(tenant, right)
             finally:
                 streams.stopping.set()
             for stream in running_streams:
@@ -180,10 +180,10 @@ def test_damage_is_refused_or_healed_shown_and_forgotten(tiny: Tiny) -> None:
             assert min(streams.num_answers.values()) > 10
 
 
-def damage_and_mend(house: House, right: dict[str, list[int]]) -> None:
+def damage_and_mend(tenant: Tenant, right: dict[str, list[int]]) -> None:
     whole: dict[Path, bytes] = {}
     for name, damage in DAMAGES.items():
-        image, folder = house.image(name), house.folder(name)
+        image, folder = tenant.image(name), tenant.folder(name)
         whole[image] = image.read_bytes()
         if damage.in_store is not None:
             whole |= {path: path.read_bytes() for path in folder.iterdir()}
@@ -194,11 +194,11 @@ def damage_and_mend(house: House, right: dict[str, list[int]]) -> None:
     while left:
         assert time.monotonic() < deadline, f"{left} are still in memory"
         for name in FILLERS * 3:
-            assert house.ask(name) == right[name]
+            assert tenant.ask(name) == right[name]
         for name in sorted(left):
-            damage, image = DAMAGES[name], house.image(name)
+            damage, image = DAMAGES[name], tenant.image(name)
             try:
-                assert house.ask(name) == right[name], "the adapter itself or nothing"
+                assert tenant.ask(name) == right[name], "the adapter itself or nothing"
             except APIStatusError as error:
                 assert damage.code is not None and error.code == "adapter_unavailable"
                 left.discard(name)
@@ -208,13 +208,13 @@ def damage_and_mend(house: House, right: dict[str, list[int]]) -> None:
                     left.discard(name)
     for name, damage in DAMAGES.items():
         if damage.code is None:
-            assert house.faults(name) == []
+            assert tenant.faults(name) == []
             continue
-        until(lambda name=name: house.faults(name) != [], name)
-        (fault,) = house.faults(name)
-        assert fault["code"] == damage.code and house.digests[name] in fault["message"]
-        assert house.refusal(name) == "adapter_unavailable"
-    assert house.shown_faults("weights")[0]["code"] == "adapter.store.corrupt"
+        until(lambda name=name: tenant.faults(name) != [], name)
+        (fault,) = tenant.faults(name)
+        assert fault["code"] == damage.code and tenant.digests[name] in fault["message"]
+        assert tenant.refusal(name) == "adapter_unavailable"
+    assert tenant.shown_faults("weights")[0]["code"] == "adapter.store.corrupt"
     for path in [path for path in whole if path.suffix != ".img"]:
         gone = path.parent.with_suffix(".gone")
         if gone.exists():
@@ -222,8 +222,8 @@ def damage_and_mend(house: House, right: dict[str, list[int]]) -> None:
         rewrite(path, whole[path])
     for name, damage in DAMAGES.items():
         if damage.code is not None:
-            until(lambda name=name: house.refusal(name) is None, name)
-            assert house.ask(name) == right[name]
-            assert house.image(name).read_bytes() == whole[house.image(name)]
-            until(lambda name=name: house.faults(name) == [], name)
-    assert house.shown_faults("weights") == []
+            until(lambda name=name: tenant.refusal(name) is None, name)
+            assert tenant.ask(name) == right[name]
+            assert tenant.image(name).read_bytes() == whole[tenant.image(name)]
+            until(lambda name=name: tenant.faults(name) == [], name)
+    assert tenant.shown_faults("weights") == []

@@ -33,19 +33,19 @@ class ProductAdmin(ServerProcess):
 
     def __init__(self, cluster: Cluster) -> None:
         port = free_port()
-        folder = cluster.house.folder / "admin"
+        folder = cluster.setup.folder / "admin"
         folder.mkdir()
         self.url = f"http://127.0.0.1:{port}"
         settings = {
             "DATA_DIR": folder / "data",
-            "STORE": cluster.house.folder / "store",
+            "STORE": cluster.setup.folder / "store",
             "PORT": port,
             "MANAGEMENT_PORT": 0,
             "DATABASE_URL": cluster.dsn,
             "KEY_PEPPER": PEPPER.decode(),
             "MAX_UPLOAD": MAX_UPLOAD,
             "TRUSTED_PROXIES": "127.0.0.1",
-            "ADAPTER_ROOTS": f"*={cluster.house.folder / 'adapters'}",
+            "ADAPTER_ROOTS": f"*={cluster.setup.folder / 'adapters'}",
         }
         super().__init__(
             (sys.executable, "-m", "loraplex", "admin"),
@@ -72,7 +72,7 @@ class Split:
         )
 
     def folder(self, name: str) -> Path:
-        return self.cluster.house.folder / "adapters" / name
+        return self.cluster.setup.folder / "adapters" / name
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

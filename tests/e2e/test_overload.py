@@ -91,7 +91,7 @@ async def test_ordinary_tenants_beside_a_heavy_one(tmp_path: Path) -> None:
     async with paced(tmp_path, num_adapters=NUM_ADAPTERS, **room) as (cluster, url):
         keys = cluster.keys
         per_s = await measure_capacity(url, keys[ORDINARY[0]], NUM_ROWS, SECONDS) / 8
-        heavy = heavy_tenant(keys[HEAVY], list(cluster.house.digests))
+        heavy = heavy_tenant(keys[HEAVY], list(cluster.setup.digests))
         alone = await ordinary(url, keys, per_s, 2 * SECONDS, None) if IS_FULL else []
         *beside, greedy = await ordinary(url, keys, per_s, 2 * SECONDS, heavy)
     assert greedy.statuses <= {200, 503}

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from gateway.dispatch.fleet import Fleet
 from tests.e2e.cluster import Cluster
-from tests.e2e.fleet import Answer, House, RoundRobin, Served
+from tests.e2e.fleet import Answer, FleetSetup, Plane, RoundRobin
 from tests.e2e.open_loop import Ask
 from tests.e2e.shares import FEW_ROWS, ORDINARY, capacity, make, paced
 from tests.gateway.live import eventually
@@ -31,18 +31,18 @@ SHARED_TOKENS = 320
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plane]:
     """Each worker has room for an eighth of the adapters on the device, which prefixes do not take
     though they are worth more, and for twice as many on the host."""
-    house = House(tmp_path_factory.mktemp("fleet"), NUM_ADAPTERS)
+    setup = FleetSetup(tmp_path_factory.mktemp("fleet"), NUM_ADAPTERS)
     room = {
         "max_loaded_adapters": 25,
         "adapter_memory_min": 2 << 20,
         "host_adapter_memory": 50 * 64 << 10,
         "memory": 12 << 20,
     }
-    async with house.served(NUM_WORKERS, **room) as served:
-        yield served
+    async with setup.plane(NUM_WORKERS, **room) as plane:
+        yield plane
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Rates:
 class Traffic:
     """Zipf over some adapters, each with its own beginning of all prompts."""
 
-    def __init__(self, served: Served, adapters: Sequence[str], fleet: Fleet) -> None:
-        self._served = served
+    def __init__(self, plane: Plane, adapters: Sequence[str], fleet: Fleet) -> None:
+        self._plane = plane
         self._fleet = fleet
         self._rng = random.Random(1)
         self._adapters = adapters
@@ -70,13 +70,13 @@ class Traffic:
         self._num_loads = 0
 
     async def send(self, count: int, *, is_measured: bool) -> None:
-        self._served.gateway.fleet = self._fleet
-        before = self._served.num_adapter_loads
-        answers = await self._served.ask_many(self._draw, count, concurrency=8)
-        await self._served.told()
+        self._plane.gateway.fleet = self._fleet
+        before = self._plane.num_adapter_loads
+        answers = await self._plane.ask_many(self._draw, count, concurrency=8)
+        await self._plane.told()
         if is_measured:
             self._answers += answers
-            self._num_loads += self._served.num_adapter_loads - before
+            self._num_loads += self._plane.num_adapter_loads - before
 
     @property
     def rates(self) -> Rates:
@@ -99,11 +99,11 @@ class Traffic:
 
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_hot_adapter_spreads(served: Served) -> None:
+async def test_a_hot_adapter_spreads(plane: Plane) -> None:
     """When it is nine tenths of the traffic, at least three of four workers get it."""
     rng = random.Random(2)
-    hot, *others = served.digests
-    assert served.holders(served.digests[hot]) == 0
+    hot, *others = plane.digests
+    assert plane.holders(plane.digests[hot]) == 0
 
     def prompt() -> list[int]:
         return [rng.randrange(256) for _ in range(200)]
@@ -113,11 +113,11 @@ async def test_a_hot_adapter_spreads(served: Served) -> None:
 
     async def flood() -> None:
         while True:
-            await served.ask_many(draw, 48, concurrency=24)
+            await plane.ask_many(draw, 48, concurrency=24)
 
     traffic = asyncio.create_task(flood())
     try:
-        await eventually(lambda: served.holders(served.digests[hot]) >= 3, 100.0)
+        await eventually(lambda: plane.holders(plane.digests[hot]) >= 3, 100.0)
     finally:
         traffic.cancel()
         await asyncio.wait([traffic])
@@ -141,7 +141,7 @@ async def test_four_workers_serve_a_hot_adapter_three_times_as_fast_as_one(tmp_p
 async def hot_requests_per_s(cluster: Cluster, url: str, num_workers: int) -> float:
     """Of a closed loop, nine tenths of whose requests are one adapter's, when it has spread."""
     rng = random.Random(3)
-    hot, *others = cluster.house.digests
+    hot, *others = cluster.setup.digests
     plain = make(rng, ORDINARY[0], cluster.keys[ORDINARY[0]])
 
     def ask() -> Ask:
@@ -156,16 +156,16 @@ async def hot_requests_per_s(cluster: Cluster, url: str, num_workers: int) -> fl
 @pytest.mark.skipif(not IS_FULL, reason="measures a rate: make soak")
 @pytest.mark.timeout(1800)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_requests_go_where_their_adapters_and_prefixes_are(served: Served) -> None:
+async def test_requests_go_where_their_adapters_and_prefixes_are(plane: Plane) -> None:
     """Half of the adapters by turns, then the other half by prediction, so that it finds nothing
     that was brought before. As many requests as are measured fill the caches."""
-    names, fleet = list(served.digests), served.gateway.fleet
-    by_turns = Traffic(served, names[::2], RoundRobin(fleet.clients))
-    ours = Traffic(served, names[1::2], fleet)
+    names, fleet = list(plane.digests), plane.gateway.fleet
+    by_turns = Traffic(plane, names[::2], RoundRobin(fleet.clients))
+    ours = Traffic(plane, names[1::2], fleet)
     for traffic in (by_turns, ours):
         await traffic.send(NUM_REQUESTS, is_measured=False)
         await traffic.send(NUM_REQUESTS, is_measured=True)
-    served.gateway.fleet = fleet
+    plane.gateway.fleet = fleet
     print(f"\nround robin {by_turns.rates}\nours        {ours.rates}")
     assert ours.rates.adapters > by_turns.rates.adapters
     assert ours.rates.prefixes > by_turns.rates.prefixes + 0.05

@@ -50,7 +50,7 @@ class Canaries:
         return {name for name, secret in self.secrets.items() if secret.encode() in data}
 
 
-class Box:
+class Plane:
     """A running stack and all it says to those who ask."""
 
     def __init__(self, stack: Stack, canaries: Canaries, adapter: Path) -> None:
@@ -273,24 +273,24 @@ def test_secrets_stay_where_they_belong(tmp_path: Path, monkeypatch: pytest.Monk
             log_format="json",
         )
         with running(stack):
-            box = Box(stack, canaries, adapter)
+            plane = Plane(stack, canaries, adapter)
             canaries.add("admin key", stack.keys["admin"])
-            canaries.add("database password", box.postgres.password)
-            box.ask_everything()
-            box.crash()
-            for pid in box.processes:
+            canaries.add("database password", plane.postgres.password)
+            plane.ask_everything()
+            plane.crash()
+            for pid in plane.processes:
                 assert canaries.found_in(_command_line(pid)) == set()
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     limits = Path(f"/proc/{pid}/limits").read_text()
                     assert "Max core file size        0 " in limits, "a core would hold them all"
-            assert canaries.found_in(box.metrics()) == set()
-            for table, rows in box.tables().items():
+            assert canaries.found_in(plane.metrics()) == set()
+            for table, rows in plane.tables().items():
                 assert canaries.found_in(rows) == set(), table
-        for text in (*box.refusals, *box.printed):
+        for text in (*plane.refusals, *plane.printed):
             assert canaries.found_in(text) == set(), text
         # Kept until here: the stack's own end may write too.
-        for path in box.files():
-            allowed = box.where_it_belongs(path)
+        for path in plane.files():
+            allowed = plane.where_it_belongs(path)
             assert canaries.found_in(path.read_bytes()) <= allowed, path
             if allowed:
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600, path

@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 
 from ops.registry import select
-from tests.e2e.fleet import House, Served
+from tests.e2e.fleet import FleetSetup, Plane
 from tests.e2e.tiny import NAME
 from tests.otlp_receiver import SERVER, OtlpReceiver, ReceivedSpan
 from tests.tracing import traced
@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.full, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
-    return House(tmp_path_factory.mktemp("traces"), 1, [OTHER])
+def setup(tmp_path_factory: pytest.TempPathFactory) -> FleetSetup:
+    return FleetSetup(tmp_path_factory.mktemp("traces"), 1, [OTHER])
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,12 @@ def receiver_and_tracing() -> Any:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def served(house: House, receiver_and_tracing: Any) -> AsyncIterator[Served]:
+async def plane(setup: FleetSetup, receiver_and_tracing: Any) -> AsyncIterator[Plane]:
     """Two workers with room for one of two base models each."""
-    plan = ModelPlan.read(house.tiny.model, house.tiny.shape.digest, torch.float32)
+    plan = ModelPlan.read(setup.tiny.model, setup.tiny.shape.digest, torch.float32)
     room = 7 * plan.max_bytes(select("cpu")) // 4
-    async with house.served(2, tracing=receiver_and_tracing[1], device_memory=room) as served:
-        yield served
+    async with setup.plane(2, tracing=receiver_and_tracing[1], device_memory=room) as plane:
+        yield plane
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +56,12 @@ def prompt() -> list[int]:
 
 
 async def test_a_killed_worker_and_a_model_swap_are_in_one_trace(
-    served: Served, receiver: OtlpReceiver
+    plane: Plane, receiver: OtlpReceiver
 ) -> None:
     """The worker of a stream is killed half-way. The other, which has the other base model on its
     device, takes the stream up: it swaps, loads the adapter, and says where the time went."""
-    await part_models(served)
-    stream = await served.client.completions.with_raw_response.create(
+    await part_models(plane)
+    stream = await plane.client.completions.with_raw_response.create(
         model="a000",
         prompt=prompt(),
         max_tokens=ANSWER_TOKENS,
@@ -73,8 +73,8 @@ async def test_a_killed_worker_and_a_model_swap_are_in_one_trace(
     async for _ in stream.parse():
         num_chunks += 1
         if num_chunks == 3:
-            await served.workers[first].kill()
-    (second,) = served.workers.keys() - {first}
+            await plane.workers[first].kill()
+    (second,) = plane.workers.keys() - {first}
     spans = {span.name: span for span in receiver.trace(request_id.removeprefix("req_"))}
     request = spans["POST /v1/completions"]
     (resume,) = [event for event in request.events if event.name == "resume"]
@@ -95,13 +95,13 @@ async def test_a_killed_worker_and_a_model_swap_are_in_one_trace(
     assert spans["queue"].start_ns >= resume.time_ns - 1e5
 
 
-async def part_models(served: Served) -> None:
+async def part_models(plane: Plane) -> None:
     """Each worker has one of the two base models on its device, and not the other."""
     async with asyncio.timeout(60):
-        while not (served.holders_of(NAME) and served.holders_of(OTHER)):
+        while not (plane.holders_of(NAME) and plane.holders_of(OTHER)):
             for model in (OTHER, NAME):
-                await served.client.completions.create(model=model, prompt=prompt(), max_tokens=4)
-                await served.told()
+                await plane.client.completions.create(model=model, prompt=prompt(), max_tokens=4)
+                await plane.told()
 
 
 def assert_stages_follow(spans: dict[str, ReceivedSpan], worker: str) -> None:

@@ -124,7 +124,7 @@ async def test_without_another_worker_the_client_hears_of_it(
     lonely = GatewayProcess(
         Options(
             dsn=cluster.dsn,
-            store=str(cluster.house.folder / "store" / "models"),
+            store=str(cluster.setup.folder / "store" / "models"),
             wal=str(tmp_path / "spool"),
             worker=worker.address,
             failover_wait_s=0.5,

@@ -80,7 +80,7 @@ class Live:
         bodies: BodyBudget | None = None,
         tracing: Tracing = Tracing(),  # noqa: B008
         **settings: Any,
-    ) -> AsyncIterator[Served]:
+    ) -> AsyncIterator[Plane]:
         """Serves, once it has a catalog. workers: addresses of its settings; None: the one.
         settings: others of the gateway."""
         addresses = [self.worker.address] if workers is None else workers
@@ -107,9 +107,9 @@ class Live:
             headers = {"authorization": f"Bearer {self.key}"}
             client = httpx.AsyncClient(base_url=url, headers=headers, timeout=WAIT_S)
             await stack.enter_async_context(client)
-            served = Served(app.gateway, client)
-            await eventually(lambda: served.gateway.catalog.view is not None)
-            yield served
+            plane = Plane(app.gateway, client)
+            await eventually(lambda: plane.gateway.catalog.view is not None)
+            yield plane
 
     async def limit(self, *, key: bool = False, **limits: int) -> None:
         """Of the tenant, or of its key; a minute that is limited does not end soon."""
@@ -167,7 +167,7 @@ class Live:
             return list(await connection.fetch(query, *arguments))
 
 
-class Served:
+class Plane:
     def __init__(self, gateway: Gateway, client: httpx.AsyncClient) -> None:
         self.gateway = gateway
         self.client = client

@@ -13,23 +13,23 @@ from gateway.metering.usage_loader import Status
 from gateway.request import Request
 from gateway.requests.request_scope import RequestScope
 from gateway.tracing import Untraced
-from tests.gateway.live import Live, Served
+from tests.gateway.live import Live, Plane
 from web.body_budget import BodyBudget, HeldBody
 from web.held_answer import AnswerBudget, HeldAnswer
 
 
-async def run(live: Live, served: Served, model: str, *, is_answered: bool) -> int:
+async def run(live: Live, plane: Plane, model: str, *, is_answered: bool) -> int:
     """Returns the number of tokens that were generated. If `is_answered` is not set, the request
     ends when it is admitted."""
-    view, body = served.gateway.catalog.current, HeldBody(BodyBudget())
+    view, body = plane.gateway.catalog.current, HeldBody(BodyBudget())
     answer, now = HeldAnswer(AnswerBudget(), body), time.perf_counter()
     with RequestScope(
-        served.gateway, "req_1", started_at=now, body=body, answer=answer, trace=Untraced()
+        plane.gateway, "req_1", started_at=now, body=body, answer=answer, trace=Untraced()
     ) as scope:
         caller = authorize(view, view.keys[live.key[4:16]], INFERENCE)
         await scope.begin(caller).take(0, on_worker=True)
         started = await scope.start(Request(model=model, prompts=["Hi"], max_tokens=3))
-        assert len(served.gateway.in_flight_requests.open) == served.gateway.admission.num_open == 1
+        assert len(plane.gateway.in_flight_requests.open) == plane.gateway.admission.num_open == 1
         if is_answered:
             await started.generation.finish()
             await started.settlement.keep(Status.COMPLETED)
@@ -37,13 +37,13 @@ async def run(live: Live, served: Served, model: str, *, is_answered: bool) -> i
 
 
 async def test_a_request_without_http(live: Live) -> None:
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         await live.limit(concurrent_requests=1, tokens_per_minute=100)
         assert [
-            await run(live, served, "tiny", is_answered=each) for each in (True, False, True)
+            await run(live, plane, "tiny", is_answered=each) for each in (True, False, True)
         ] == [3, 0, 3]
         with pytest.raises(ModelNotFound):
-            await run(live, served, "nothing", is_answered=True)
-        assert not served.gateway.in_flight_requests.open
-        assert served.gateway.admission.num_open == 0
-        assert (await served.complete("tiny")).status_code == 200
+            await run(live, plane, "nothing", is_answered=True)
+        assert not plane.gateway.in_flight_requests.open
+        assert plane.gateway.admission.num_open == 0
+        assert (await plane.complete("tiny")).status_code == 200

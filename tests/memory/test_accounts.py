@@ -20,7 +20,7 @@ PAGE = UNIT_BYTES // 4
 ACME, GLOBEX = Tenant("acme", 1), Tenant("globex", 1)
 
 
-class House:
+class Cache:
     """One model's cache under a clock, and prompts of one page each."""
 
     def __init__(self, num_pages: int) -> None:
@@ -67,23 +67,23 @@ def test_pages_go_from_the_top(
     situation: tuple[list[Tenant], list[int], list[int], int, int],
 ) -> None:
     accounts, idle, used, asker, num_asked = situation
-    house = House(-(-max(sum(idle) + sum(used), 1) // 4) * 4)
+    cache = Cache(-(-max(sum(idle) + sum(used), 1) // 4) * 4)
     tables: list[BlockTable | None] = []
     for account, num_idle, num_used in zip(accounts, idle, used, strict=True):
-        house.serve(account, num_idle)
-        tables += [house.start(account) for _ in range(num_used)]
-    num_missing = num_asked - house.kv.pool.num_free
+        cache.serve(account, num_idle)
+        tables += [cache.start(account) for _ in range(num_used)]
+    num_missing = num_asked - cache.kv.pool.num_free
     expected = waterfall(accounts, idle, used, asker, num_asked, num_missing)
-    table = house.start(accounts[asker], num_asked)
+    table = cache.start(accounts[asker], num_asked)
     if expected is None:
         assert table is None
         expected = idle
     left = [num + used[index] for index, num in enumerate(expected)]
     if table is not None:
         left[asker] += num_asked
-    assert [house.num_pages(account) for account in accounts] == left
+    assert [cache.num_pages(account) for account in accounts] == left
     held = [page for t in [*tables, table] if t is not None for page in t.held_pages]
-    house.kv.check_integrity(held)
+    cache.kv.check_integrity(held)
 
 
 def waterfall(
@@ -113,42 +113,42 @@ def waterfall(
 
 
 def test_one_that_is_alone_has_everything() -> None:
-    house = House(16)
-    house.serve(ACME, 16)
-    assert house.num_pages(ACME) == 16
-    table = house.start(ACME, 16)
-    assert table is not None and house.num_pages(ACME) == 16
+    cache = Cache(16)
+    cache.serve(ACME, 16)
+    assert cache.num_pages(ACME) == 16
+    table = cache.start(ACME, 16)
+    assert table is not None and cache.num_pages(ACME) == 16
 
 
 def test_nobody_is_displaced_while_there_is_room() -> None:
-    house = House(16)
-    house.serve(GLOBEX, 12)
-    house.serve(ACME, 4)
-    assert house.num_pages(GLOBEX) == 12
+    cache = Cache(16)
+    cache.serve(GLOBEX, 12)
+    cache.serve(ACME, 4)
+    assert cache.num_pages(GLOBEX) == 12
 
 
 def test_a_flood_stops_at_what_others_keep() -> None:
-    house = House(16)
-    house.serve(GLOBEX, 5)
-    running = [house.start(ACME, 4) for _ in range(3)]
+    cache = Cache(16)
+    cache.serve(GLOBEX, 5)
+    running = [cache.start(ACME, 4) for _ in range(3)]
     assert running[0] and running[1] and running[2] is None, "the third would displace another's"
-    house.serve(ACME, 100)
-    assert (house.num_pages(GLOBEX), house.num_pages(ACME)) == (5, 11)
+    cache.serve(ACME, 100)
+    assert (cache.num_pages(GLOBEX), cache.num_pages(ACME)) == (5, 11)
     running[1].free()
     running[0].free()
-    whole = house.start(ACME, 14)
+    whole = cache.start(ACME, 14)
     assert whole is not None, "but one prompt at a time may be of any size"
-    assert house.num_pages(GLOBEX) == 2
+    assert cache.num_pages(GLOBEX) == 2
 
 
 def test_who_comes_back_gets_its_share() -> None:
-    house = House(16)
-    house.serve(ACME, 16)
-    house.serve(GLOBEX, 100)
-    assert (house.num_pages(ACME), house.num_pages(GLOBEX)) == (8, 8)
+    cache = Cache(16)
+    cache.serve(ACME, 16)
+    cache.serve(GLOBEX, 100)
+    assert (cache.num_pages(ACME), cache.num_pages(GLOBEX)) == (8, 8)
     heavy = Tenant("heavy", 2)
-    house.serve(heavy, 100)
-    assert Counter(house.arena.bytes_held.held) == {
+    cache.serve(heavy, 100)
+    assert Counter(cache.arena.bytes_held.held) == {
         "acme": 4 * PAGE,
         "globex": 4 * PAGE,
         "heavy": 8 * PAGE,
@@ -156,22 +156,22 @@ def test_who_comes_back_gets_its_share() -> None:
 
 
 def test_who_is_away_for_long_has_no_share() -> None:
-    house = House(16)
-    house.serve(GLOBEX, 4)
-    house.now += 0.9 * ACTIVE_S
-    house.serve(ACME, 100)
-    assert house.num_pages(GLOBEX) == 4
-    house.now += 0.2 * ACTIVE_S
-    house.serve(ACME, 2)
-    assert house.num_pages(GLOBEX) == 2, "its pages go before any of the others'"
+    cache = Cache(16)
+    cache.serve(GLOBEX, 4)
+    cache.now += 0.9 * ACTIVE_S
+    cache.serve(ACME, 100)
+    assert cache.num_pages(GLOBEX) == 4
+    cache.now += 0.2 * ACTIVE_S
+    cache.serve(ACME, 2)
+    assert cache.num_pages(GLOBEX) == 2, "its pages go before any of the others'"
 
 
 def test_what_nobody_asked_for_goes_first() -> None:
-    house = House(16)
-    house.serve(NO_TENANT, 8)
-    house.serve(ACME, 8)
-    house.serve(GLOBEX, 4)
-    assert (house.num_pages(NO_TENANT), house.num_pages(ACME)) == (4, 8)
+    cache = Cache(16)
+    cache.serve(NO_TENANT, 8)
+    cache.serve(ACME, 8)
+    cache.serve(GLOBEX, 4)
+    assert (cache.num_pages(NO_TENANT), cache.num_pages(ACME)) == (4, 8)
 
 
 def test_what_several_hold_goes_when_the_last_of_them_gives_way() -> None:

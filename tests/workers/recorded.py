@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from tests.workers.base_models.test_swapping import House
+from tests.workers.base_models.test_swapping import StoredModels
 from tests.workers.driver import Driver
 from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
 from tools.source_tree import ROOT
@@ -44,7 +44,7 @@ class Recorded(msgspec.Struct):
     metrics: list[str]
 
 
-def mixed_requests(house: House) -> list[Generate]:
+def mixed_requests(stored: StoredModels) -> list[Generate]:
     """Returns requests to two models and their adapters, some with grammars, some with prompts that
     share a prefix."""
     rng = random.Random(46)
@@ -55,20 +55,20 @@ def mixed_requests(house: House) -> list[Generate]:
         name = names[number // 50 % 2]
         own = [rng.randrange(256) for _ in range(rng.randrange(1, 60))]
         prompt = rng.choice([[], shared[name]]) + own
-        ref = rng.choice([None, *house.refs[name]])
-        request = house.generate(number, name, prompt, rng.randrange(1, 80), ref)
+        ref = rng.choice([None, *stored.refs[name]])
+        request = stored.generate(number, name, prompt, rng.randrange(1, 80), ref)
         if number % 8 == 3:
             request = msgspec.structs.replace(request, grammar=GRAMMARS[number // 8 % 2])
         requests.append(request)
     return requests
 
 
-def served_tokens(house: House) -> dict[str, list[int]]:
+def served_tokens(stored: StoredModels) -> dict[str, list[int]]:
     """Returns the tokens of each request, served by a worker that swaps two models, has too little
     memory for all sequences, and is told to abort one request in ten."""
-    requests = mixed_requests(house)
+    requests = mixed_requests(stored)
     aborted = {request.id for request in requests if request.id % 10 == 7}
-    config = house.config("one", "two", max_num_seqs=16, max_loaded_adapters=2, runs_ahead=True)
+    config = stored.config("one", "two", max_num_seqs=16, max_loaded_adapters=2, runs_ahead=True)
     with Driver(config) as driver:
         for request in requests:
             driver.submit(request)
@@ -129,9 +129,9 @@ def names_of_metrics() -> list[str]:
     return sorted({name for path in files for name in METRIC.findall(path.read_text())})
 
 
-def recorded_now(house: House) -> Recorded:
+def recorded_now(stored: StoredModels) -> Recorded:
     return Recorded(
-        served_tokens(house), simulated_frames(), fields_of_messages(), names_of_metrics()
+        served_tokens(stored), simulated_frames(), fields_of_messages(), names_of_metrics()
     )
 
 

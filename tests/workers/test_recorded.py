@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.workers import recorded
-from tests.workers.base_models.test_swapping import House
+from tests.workers.base_models.test_swapping import StoredModels
 
 
 @pytest.mark.full
 def test_tokens_are_those_recorded(tmp_path: Path) -> None:
-    assert recorded.served_tokens(House(tmp_path, recorded.FAMILIES)) == recorded.read().tokens
+    assert (
+        recorded.served_tokens(StoredModels(tmp_path, recorded.FAMILIES)) == recorded.read().tokens
+    )
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ from adapters.pool.host_slab import UNIT_BYTES, HostSlab
 from adapters.pool.image import ImageCache
 from adapters.pool.loader import AdapterLoader
 from adapters.pool.packed_image import AdapterImage
-from tests.adapters.pools import House
+from tests.adapters.pools import PoolSetup
 
 ROUNDS = 200
 SLAB_UNITS = 64
@@ -65,9 +65,9 @@ def test_the_memory_of_cancelled_and_failed_loads_of_adapters_is_free_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_collector: None
 ) -> None:
     rng = random.Random(7)
-    house = House(tmp_path, [2, 4, 8])
+    setup = PoolSetup(tmp_path, [2, 4, 8])
     slab = HostSlab(np.zeros(SLAB_UNITS * UNIT_BYTES, np.uint8))
-    house.loader._slab = slab
+    setup.loader._slab = slab
     alive: list[weakref.ref[Any]] = []
     image_of = AdapterImage.of
 
@@ -80,7 +80,7 @@ def test_the_memory_of_cancelled_and_failed_loads_of_adapters_is_free_at_once(
     kinds = [*POINTS, *CANCELS]
     for number in range(ROUNDS):
         kind, index = kinds[number % len(kinds)], rng.randrange(3)
-        ref = house.refs[index]
+        ref = setup.refs[index]
         with monkeypatch.context() as patched:
             patched.setattr(AdapterImage, "of", watched)
             if kind in POINTS:
@@ -88,27 +88,27 @@ def test_the_memory_of_cancelled_and_failed_loads_of_adapters_is_free_at_once(
                 call = getattr(owner, name)
                 wrapped = failing(call)
                 patched.setattr(owner, name, staticmethod(wrapped) if name == "of" else wrapped)
-            house.pool.acquire(ref)
+            setup.pool.acquire(ref)
             if kind in CANCELS:
                 for _ in range(CANCELS.index(kind)):
-                    house.executor.step()
-                house.pool.cancel(ref)
-            house.settle()
-        house.now += 60.0
-        house.pool.cancel(ref)
-        house.settle()
-        entry = house.pool.entries.get(ref.digest)
+                    setup.executor.step()
+                setup.pool.cancel(ref)
+            setup.settle()
+        setup.now += 60.0
+        setup.pool.cancel(ref)
+        setup.settle()
+        entry = setup.pool.entries.get(ref.digest)
         if entry is not None:  # An image that was loaded in the end: it is counted, and given back.
-            house.pool.loads.unload(entry)
+            setup.pool.loads.unload(entry)
             entry = None
-        house.pool.poll()
-        house.check()
-        assert not house.pool.entries, kind
-        assert not house.host.images.num_bytes, kind
+        setup.pool.poll()
+        setup.check()
+        assert not setup.pool.entries, kind
+        assert not setup.host.images.num_bytes, kind
         assert [each() for each in alive if each() is not None] == [], kind
         alive.clear()
         whole = slab.copy(np.zeros(SLAB_UNITS * UNIT_BYTES, np.uint8))
         assert whole is not None, f"{kind}: pinned memory is held"
         del whole
         if rng.random() < 0.5:
-            house.cache.delete(house.loader.layout.version, ref.digest)
+            setup.cache.delete(setup.loader.layout.version, ref.digest)

@@ -21,7 +21,7 @@ from adapters.manifest import BaseModelShape
 from adapters.pool.pool import AdapterPool
 from adapters.store.folder import LocalStore
 from memory.eviction.adapter_memory import UNIT_BYTES
-from tests.adapters.pools import House, evict_one
+from tests.adapters.pools import PoolSetup, evict_one
 from tests.doubles import write_adapter
 from tests.memory.holder import num_placements
 from tests.scale import scaled
@@ -237,20 +237,20 @@ def test_a_request_keeps_its_adapter_whatever_else_wants_the_room(
 
 def test_what_leaves_host_and_device_is_free_memory(tmp_path: Path) -> None:
     """At once, not when garbage is collected some day."""
-    house = House(tmp_path, [4, 4], num_units=1, host_bytes=UNIT_BYTES // 2)
+    small = PoolSetup(tmp_path, [4, 4], num_units=1, host_bytes=UNIT_BYTES // 2)
     gc.collect()
     gc.disable()
     try:
-        house.load(0).release()
-        image = house.pool.entries[house.refs[0].digest].image
+        small.load(0).release()
+        image = small.pool.entries[small.refs[0].digest].image
         assert image is not None
         payload = weakref.ref(image.payload)
         del image
         for _ in range(3):
-            house.load(1).release()
+            small.load(1).release()
         assert payload() is None
     finally:
         gc.enable()
-    assert (house.tier(0), house.tier(1)) == ("disk", "device")
-    assert num_placements(house.placements) == 1
-    house.check()
+    assert (small.tier(0), small.tier(1)) == ("disk", "device")
+    assert num_placements(small.placements) == 1
+    small.check()

@@ -18,7 +18,7 @@ from adapters.pool.source import NoRoom
 from memory.accounts import LAST_TURN, Tenant
 from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.eviction.copy_queue import Copy, CopyQueue
-from tests.adapters.pools import House, SteppedExecutor
+from tests.adapters.pools import PoolSetup, SteppedExecutor
 from tests.memory.holder import num_placements
 
 ONE_UNIT, TWO_UNITS = 4, 16
@@ -96,88 +96,88 @@ def test_submitting_never_waits_for_the_load_in_progress() -> None:
 
 
 def test_what_somebody_waits_for_overtakes_prefetches(tmp_path: Path) -> None:
-    house = House(tmp_path, [ONE_UNIT] * 4)
-    for ref in house.refs:
-        house.pool.prefetch(ref)
-    house.pool.poll()
-    assert house.lease(house.refs[3]) is None
-    house.executor.step()
-    house.pool.poll()
-    assert [house.tier(i) for i in range(3)] == ["loading"] * 3 and num_placements(
-        house.placements
+    setup = PoolSetup(tmp_path, [ONE_UNIT] * 4)
+    for ref in setup.refs:
+        setup.pool.prefetch(ref)
+    setup.pool.poll()
+    assert setup.lease(setup.refs[3]) is None
+    setup.executor.step()
+    setup.pool.poll()
+    assert [setup.tier(i) for i in range(3)] == ["loading"] * 3 and num_placements(
+        setup.placements
     ) == 1
-    house.executor.drain()
-    assert [house.tier(i) for i in range(4)] == ["host"] * 3 + ["device"]
+    setup.executor.drain()
+    assert [setup.tier(i) for i in range(4)] == ["host"] * 3 + ["device"]
 
 
 def test_the_host_keeps_what_is_asked_for_most(tmp_path: Path) -> None:
-    house = House(tmp_path, [ONE_UNIT] * 4, host_bytes=3 * UNIT_IMAGE)
+    setup = PoolSetup(tmp_path, [ONE_UNIT] * 4, host_bytes=3 * UNIT_IMAGE)
     for index, requests in ((0, 3), (1, 1), (2, 2)):
         for _ in range(requests):
-            house.now += 1.0
-            house.pool.prefetch(house.refs[index])
-            house.settle()
-    house.pool.prefetch(house.refs[3])
-    house.settle()
-    assert [house.tier(i) for i in range(4)] == ["host", "disk", "host", "host"]
-    house.check()
+            setup.now += 1.0
+            setup.pool.prefetch(setup.refs[index])
+            setup.settle()
+    setup.pool.prefetch(setup.refs[3])
+    setup.settle()
+    assert [setup.tier(i) for i in range(4)] == ["host", "disk", "host", "host"]
+    setup.check()
 
 
 def test_the_host_image_of_what_is_on_the_device_goes_first(tmp_path: Path) -> None:
-    house = House(tmp_path, [ONE_UNIT] * 3, host_bytes=2 * UNIT_IMAGE)
+    setup = PoolSetup(tmp_path, [ONE_UNIT] * 3, host_bytes=2 * UNIT_IMAGE)
     for _ in range(5):
-        house.load(0).release()
-    house.pool.prefetch(house.refs[1])
-    house.pool.prefetch(house.refs[2])
-    house.settle()
-    assert [house.tier(i) for i in range(3)] == ["device", "host", "host"]
+        setup.load(0).release()
+    setup.pool.prefetch(setup.refs[1])
+    setup.pool.prefetch(setup.refs[2])
+    setup.settle()
+    assert [setup.tier(i) for i in range(3)] == ["device", "host", "host"]
     for _ in range(50):
-        house.pool.prefetch(house.refs[0])
-    assert not house.pool.loads.num_open, "nobody needs it there"
-    house.check()
+        setup.pool.prefetch(setup.refs[0])
+    assert not setup.pool.loads.num_open, "nobody needs it there"
+    setup.check()
 
 
 def test_many_prefetches_do_not_push_out_the_warm(tmp_path: Path) -> None:
-    house = House(tmp_path, [ONE_UNIT] * 8, host_bytes=2 * UNIT_IMAGE)
+    setup = PoolSetup(tmp_path, [ONE_UNIT] * 8, host_bytes=2 * UNIT_IMAGE)
     for _ in range(4):
-        house.pool.prefetch(house.refs[0])
-        house.settle()
-    for ref in house.refs[1:]:
-        house.now += 1.0
-        house.pool.prefetch(ref)
-        house.settle()
-        house.check()
-    assert house.tier(0) == "host"
-    assert [status.tier for status in house.statuses()] == ["host"] * 2
-    house.pool.prefetch(house.refs[0])
-    assert not house.pool.loads.num_open
+        setup.pool.prefetch(setup.refs[0])
+        setup.settle()
+    for ref in setup.refs[1:]:
+        setup.now += 1.0
+        setup.pool.prefetch(ref)
+        setup.settle()
+        setup.check()
+    assert setup.tier(0) == "host"
+    assert [status.tier for status in setup.statuses()] == ["host"] * 2
+    setup.pool.prefetch(setup.refs[0])
+    assert not setup.pool.loads.num_open
 
 
 def test_one_that_waits_is_served_though_the_host_is_full_of_better(tmp_path: Path) -> None:
-    house = House(tmp_path, [ONE_UNIT] * 2, host_bytes=UNIT_IMAGE)
+    setup = PoolSetup(tmp_path, [ONE_UNIT] * 2, host_bytes=UNIT_IMAGE)
     for _ in range(50):
-        house.pool.prefetch(house.refs[0])
-        house.settle()
-    house.pool.prefetch(house.refs[1])
-    house.settle()
-    assert [status.tier for status in house.statuses()] == ["host"], "one is not remembered"
-    assert house.serves(house.load(1).slot, 1)
-    house.check()
+        setup.pool.prefetch(setup.refs[0])
+        setup.settle()
+    setup.pool.prefetch(setup.refs[1])
+    setup.settle()
+    assert [status.tier for status in setup.statuses()] == ["host"], "one is not remembered"
+    assert setup.serves(setup.load(1).slot, 1)
+    setup.check()
 
 
 def test_the_host_bound_holds_while_copies_are_on_their_way(tmp_path: Path) -> None:
     """An image that is being copied cannot leave, so another has to wait for its room."""
-    house = House(tmp_path, [ONE_UNIT] * 3, host_bytes=UNIT_IMAGE)
+    setup = PoolSetup(tmp_path, [ONE_UNIT] * 3, host_bytes=UNIT_IMAGE)
     waiting = {0, 1, 2}
     for _ in range(40):
-        house.pool.poll()
-        house.check()
+        setup.pool.poll()
+        setup.check()
         for index in sorted(waiting):
-            lease = house.lease(house.refs[index])
+            lease = setup.lease(setup.refs[index])
             if lease is not None:
-                assert house.serves(lease.slot, index)
+                assert setup.serves(lease.slot, index)
                 waiting.remove(index)
-        house.executor.step()
+        setup.executor.step()
     assert not waiting
 
 
@@ -192,132 +192,132 @@ def test_the_host_bound_holds_while_copies_are_on_their_way(tmp_path: Path) -> N
 def test_one_too_large_for_a_tier_is_refused_by_its_name(
     tmp_path: Path, tier: str, bounds: dict[str, int]
 ) -> None:
-    house = House(tmp_path, [TWO_UNITS, ONE_UNIT], **bounds)  # pyright: ignore[reportArgumentType]
+    setup = PoolSetup(tmp_path, [TWO_UNITS, ONE_UNIT], **bounds)  # pyright: ignore[reportArgumentType]
     with pytest.raises(AdapterUnavailable, match=f"the {tier} tier has") as caught:
-        house.load(0)
+        setup.load(0)
     assert caught.value.code == "adapter.too_large"
-    assert house.serves(house.load(1).slot, 1)
-    house.check()
+    assert setup.serves(setup.load(1).slot, 1)
+    setup.check()
 
 
 def test_pins_have_half_of_the_adapters_bytes(tmp_path: Path) -> None:
     """The rest are remembered, and kept as soon as there is room."""
-    house = House(tmp_path, [ONE_UNIT, ONE_UNIT, TWO_UNITS, ONE_UNIT], num_units=4)
+    setup = PoolSetup(tmp_path, [ONE_UNIT, ONE_UNIT, TWO_UNITS, ONE_UNIT], num_units=4)
 
     def kept() -> set[int]:
-        pinned = {status.digest for status in house.statuses() if status.pinned}
-        return {index for index, ref in enumerate(house.refs) if ref.digest in pinned}
+        pinned = {status.digest for status in setup.statuses() if status.pinned}
+        return {index for index, ref in enumerate(setup.refs) if ref.digest in pinned}
 
-    house.pin(*range(len(house.refs)))
-    house.settle()
-    assert kept() == {0, 1} and house.on_device() == {0, 1}
-    house.unpin(0)
-    house.settle()
+    setup.pin(*range(len(setup.refs)))
+    setup.settle()
+    assert kept() == {0, 1} and setup.on_device() == {0, 1}
+    setup.unpin(0)
+    setup.settle()
     assert kept() == {1, 3}, "two units do not fit beside one, one does"
     for index in (1, 3):
-        house.unpin(index)
-    house.settle()
-    assert kept() == {2} and 2 in house.on_device()
-    house.check()
+        setup.unpin(index)
+    setup.settle()
+    assert kept() == {2} and 2 in setup.on_device()
+    setup.check()
 
 
 def test_pins_have_half_of_the_slots(tmp_path: Path) -> None:
-    house = House(tmp_path, [ONE_UNIT] * 5, num_units=16, num_slots=4)
-    house.pin(0, 1, 2)
-    house.settle()
-    assert house.on_device() == {0, 1}
+    setup = PoolSetup(tmp_path, [ONE_UNIT] * 5, num_units=16, num_slots=4)
+    setup.pin(0, 1, 2)
+    setup.settle()
+    assert setup.on_device() == {0, 1}
     for index in (3, 4):
-        house.load(index).release()
-    assert house.on_device() == {0, 1, 3, 4}
-    house.check()
+        setup.load(index).release()
+    assert setup.on_device() == {0, 1, 3, 4}
+    setup.check()
 
 
 def test_pins_of_two_base_models_have_half_together(tmp_path: Path) -> None:
-    house = House(tmp_path, [ONE_UNIT] * 2, num_units=4)
-    pools = [house.pool, house.make_pool()]
+    setup = PoolSetup(tmp_path, [ONE_UNIT] * 2, num_units=4)
+    pools = [setup.pool, setup.make_pool()]
     for pool in pools:
-        pool.keep(house.refs)
+        pool.keep(setup.refs)
     for _ in range(8):
-        house.executor.drain()
+        setup.executor.drain()
         for pool in pools:
             pool.poll()
-    assert [sum(status.pinned for status in house.statuses(pool)) for pool in pools] == [1, 1]
+    assert [sum(status.pinned for status in setup.statuses(pool)) for pool in pools] == [1, 1]
 
 
 def test_a_pin_that_is_not_kept_is_not_read_again_and_again(tmp_path: Path) -> None:
-    house = House(tmp_path, [ONE_UNIT, TWO_UNITS], num_units=2, host_bytes=2 * UNIT_BYTES)
-    house.pin(*range(len(house.refs)))
-    house.settle()
-    assert house.on_device() == {0}
+    setup = PoolSetup(tmp_path, [ONE_UNIT, TWO_UNITS], num_units=2, host_bytes=2 * UNIT_BYTES)
+    setup.pin(*range(len(setup.refs)))
+    setup.settle()
+    assert setup.on_device() == {0}
     for _ in range(5):
-        house.pool.poll()
-        assert not house.pool.loads.num_open
-    house.unpin(1)
-    assert house.refs[1].digest not in {status.digest for status in house.statuses()}
+        setup.pool.poll()
+        assert not setup.pool.loads.num_open
+    setup.unpin(1)
+    assert setup.refs[1].digest not in {status.digest for status in setup.statuses()}
 
 
-def on_host(house: House) -> set[int]:
-    return {index for index in range(len(house.refs)) if house.tier(index) == "host"}
+def on_host(setup: PoolSetup) -> set[int]:
+    return {index for index in range(len(setup.refs)) if setup.tier(index) == "host"}
 
 
 def test_the_image_of_a_pin_waits_on_the_host_for_room_on_the_device(tmp_path: Path) -> None:
-    house = House(tmp_path, [ONE_UNIT] * 4, num_units=2, host_bytes=UNIT_IMAGE)
-    leases = [house.load(index) for index in range(2)]
-    house.pin(2)
-    house.settle()
-    assert on_host(house) == {2}
+    setup = PoolSetup(tmp_path, [ONE_UNIT] * 4, num_units=2, host_bytes=UNIT_IMAGE)
+    leases = [setup.load(index) for index in range(2)]
+    setup.pin(2)
+    setup.settle()
+    assert on_host(setup) == {2}
     for _ in range(5):
-        house.pool.prefetch(house.refs[3], Tenant("acme", 1))
-        house.settle()
-    assert on_host(house) == {2}
+        setup.pool.prefetch(setup.refs[3], Tenant("acme", 1))
+        setup.settle()
+    assert on_host(setup) == {2}
     for lease in leases:
         lease.release()
-    house.settle()
-    assert 2 in house.on_device()
-    house.pool.prefetch(house.refs[3], Tenant("acme", 1))
-    house.settle()
-    assert on_host(house) == {3}, "on the device it needs no image on the host"
-    house.check()
+    setup.settle()
+    assert 2 in setup.on_device()
+    setup.pool.prefetch(setup.refs[3], Tenant("acme", 1))
+    setup.settle()
+    assert on_host(setup) == {3}, "on the device it needs no image on the host"
+    setup.check()
 
 
 def test_one_without_room_on_the_host_is_read_once_and_starves(tmp_path: Path) -> None:
     """Until another that waits for the device, and was requested more, no longer does."""
-    house = House(tmp_path, [ONE_UNIT] * 3, num_units=1, host_bytes=UNIT_IMAGE)
+    setup = PoolSetup(tmp_path, [ONE_UNIT] * 3, num_units=1, host_bytes=UNIT_IMAGE)
     fetched: list[str] = []
-    fetch = house.loader.fetch
-    house.loader.fetch = lambda digest, *a, **k: (
+    fetch = setup.loader.fetch
+    setup.loader.fetch = lambda digest, *a, **k: (
         fetched.append(digest),
         fetch(digest, *a, **k),
     )[1]
-    lease = house.load(0)
-    waiting, roomless = house.refs[1:]
+    lease = setup.load(0)
+    waiting, roomless = setup.refs[1:]
     for _ in range(5):
-        house.pool.prefetch(waiting)
+        setup.pool.prefetch(waiting)
     fetched.clear()
     outcome = None
     for _ in range(5):
-        house.pool.acquire(waiting)
-        outcome = house.pool.acquire(roomless)
-        house.executor.drain()
-        house.pool.poll()
+        setup.pool.acquire(waiting)
+        outcome = setup.pool.acquire(roomless)
+        setup.executor.drain()
+        setup.pool.poll()
     assert fetched == [waiting.digest, roomless.digest] and outcome == NoRoom(0)
     lease.release()
-    house.pool.cancel(waiting)
-    assert house.serves(house.load(2).slot, 2)
-    house.pool.cancel(waiting)
-    house.check()
+    setup.pool.cancel(waiting)
+    assert setup.serves(setup.load(2).slot, 2)
+    setup.pool.cancel(waiting)
+    setup.check()
 
 
 def test_one_without_room_on_the_host_is_forgotten_when_no_request_waits(tmp_path: Path) -> None:
-    house = House(tmp_path, [ONE_UNIT] * 2, num_units=1, host_bytes=UNIT_IMAGE)
+    setup = PoolSetup(tmp_path, [ONE_UNIT] * 2, num_units=1, host_bytes=UNIT_IMAGE)
     for _ in range(5):
-        house.pool.prefetch(house.refs[0])
-        house.pool.load(house.refs[0])
-    house.pool.load(house.refs[1])
-    house.executor.drain()
+        setup.pool.prefetch(setup.refs[0])
+        setup.pool.load(setup.refs[0])
+    setup.pool.load(setup.refs[1])
+    setup.executor.drain()
     for _ in range(3):
-        house.pool.poll()
-    assert [status.digest for status in house.statuses()] == [house.refs[0].digest]
+        setup.pool.poll()
+    assert [status.digest for status in setup.statuses()] == [setup.refs[0].digest]
 
 
 @pytest.fixture
@@ -391,23 +391,23 @@ def test_a_smaller_bound_holds_from_the_start(cached: Callable[..., ImageCache])
 
 
 def test_the_host_is_one_for_all_base_models(tmp_path: Path) -> None:
-    house = House(tmp_path, [ONE_UNIT] * 4, host_bytes=2 * UNIT_IMAGE)
-    other = house.make_pool()
-    for pool, index, num_requests in ((house.pool, 0, 1), (other, 1, 3), (other, 2, 2)):
+    setup = PoolSetup(tmp_path, [ONE_UNIT] * 4, host_bytes=2 * UNIT_IMAGE)
+    other = setup.make_pool()
+    for pool, index, num_requests in ((setup.pool, 0, 1), (other, 1, 3), (other, 2, 2)):
         for _ in range(num_requests):
-            pool.prefetch(house.refs[index])
-            house.executor.drain()
-        house.check()
+            pool.prefetch(setup.refs[index])
+            setup.executor.drain()
+        setup.check()
         other.check_integrity()
-    assert [status.digest for status in house.statuses()] == []
-    assert [status.tier for status in house.statuses(other)] == ["host", "host"]
-    house.pool.prefetch(house.refs[3])
-    house.executor.drain()
-    assert house.tier(3) == "disk"
+    assert [status.digest for status in setup.statuses()] == []
+    assert [status.tier for status in setup.statuses(other)] == ["host", "host"]
+    setup.pool.prefetch(setup.refs[3])
+    setup.executor.drain()
+    assert setup.tier(3) == "disk"
     other.close()
-    house.pool.prefetch(house.refs[3])
-    house.executor.drain()
-    assert house.tier(3) == "host"
+    setup.pool.prefetch(setup.refs[3])
+    setup.executor.drain()
+    assert setup.tier(3) == "host"
 
 
 def test_the_disk_is_one_for_all_layouts(cached: Callable[..., ImageCache]) -> None:

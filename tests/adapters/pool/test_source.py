@@ -9,7 +9,7 @@ import pytest
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.source import AdapterLease, AdapterSource, FixedAdapters, Loading, NoRoom
-from tests.adapters.pools import House, Ref
+from tests.adapters.pools import PoolSetup, Ref
 from tests.workers.simulation import StubPool
 
 NUM_SLOTS = 2
@@ -40,8 +40,8 @@ class Source:
 
 
 def pooled(folder: Path) -> Source:
-    house = House(folder, [RANK] * 3, num_units=NUM_SLOTS)
-    return Source(house.pool, house.refs, house.settle)
+    setup = PoolSetup(folder, [RANK] * 3, num_units=NUM_SLOTS)
+    return Source(setup.pool, setup.refs, setup.settle)
 
 
 def fixed(_: Path) -> Source:

@@ -17,7 +17,7 @@ from admin.http.plane import AdminConfig
 from admin.keys.keys import create_key
 from store.database import Database
 from tests.adapters.files import write_adapter
-from tests.gateway.live import Live, Served, eventually
+from tests.gateway.live import Live, Plane, eventually
 from tests.gateway.pepper import PEPPER
 from tests.serving import serving
 
@@ -25,8 +25,8 @@ from tests.serving import serving
 class Told:
     """The admin plane beside the gateway that it tells."""
 
-    def __init__(self, client: httpx.AsyncClient, served: Served) -> None:
-        self.served = served
+    def __init__(self, client: httpx.AsyncClient, plane: Plane) -> None:
+        self.plane = plane
         self._client = client
         self._number = 0
 
@@ -42,19 +42,19 @@ class Told:
 
     async def version(self) -> str:
         """That answers now."""
-        return (await self.served.complete("bot")).headers["loraplex-adapter-version"]
+        return (await self.plane.complete("bot")).headers["loraplex-adapter-version"]
 
 
 @pytest.fixture
 async def told(live: Live, dsn: str) -> AsyncIterator[Told]:
-    async with live.worker, live.gateway() as served, _administration(live, dsn) as client:
-        await eventually(lambda: served.serves("tiny"))
-        yield Told(client, served)
+    async with live.worker, live.gateway() as plane, _administration(live, dsn) as client:
+        await eventually(lambda: plane.serves("tiny"))
+        yield Told(client, plane)
 
 
 async def test_an_alias_is_moved(live: Live, told: Told) -> None:
     await live.make_ready("a", "b")
-    await eventually(lambda: told.served.serves("bot"))
+    await eventually(lambda: told.plane.serves("bot"))
     for version in (2, 1, 2):
         path = "adapters/bot/aliases/prod?tenant=acme"
         await told.ask("PUT", path, json={"version": version})
@@ -78,12 +78,12 @@ async def test_an_alias_is_moved_by_an_upload_of_what_is_there(told: Told, tmp_p
 
 async def test_a_tenant_is_deleted(told: Told) -> None:
     await told.ask("DELETE", "tenants/acme")
-    assert (await told.served.complete("tiny")).status_code == 401
+    assert (await told.plane.complete("tiny")).status_code == 401
 
 
 async def test_a_price_is_set(live: Live, told: Told) -> None:
     await told.ask("PUT", "prices/tiny", json={"input": "1", "output": "1"})
-    await told.served.complete("tiny")
+    await told.plane.complete("tiny")
     query = "SELECT cost FROM usage ORDER BY admitted_at DESC LIMIT 1"
 
     async def costs() -> bool:
@@ -95,11 +95,11 @@ async def test_a_price_is_set(live: Live, told: Told) -> None:
 async def test_a_quota_is_lifted(live: Live, told: Told) -> None:
     await live.limit(requests_per_minute=0)
     await told.ask("DELETE", "tenants/acme/quota")
-    assert await told.served.serves("tiny")
+    assert await told.plane.serves("tiny")
 
 
 async def _answers(told: Told, version: str) -> bool:
-    return await told.served.serves("bot") and await told.version() == version
+    return await told.plane.serves("bot") and await told.version() == version
 
 
 @asynccontextmanager

@@ -48,7 +48,7 @@ CONTENTS: dict[str, tuple[int, ...]] = {"c0": (), "c1": (), "c2": (1, 2), "c3": 
 """Content digest of an adapter -> its invocation."""
 
 
-class World:
+class Uploads:
     """Tenants upload under the same names again and again; each upload moves `prod`."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -135,7 +135,7 @@ def acts_from(content: str | None, tokens: list[int]) -> int | None:
 
 def test_pages_are_shared_by_equal_identity_only() -> None:
     rng = random.Random(42)
-    world = World(rng)
+    uploads = Uploads(rng)
     prompts = [[0] * rng.randrange(PAGE_TOKENS, 40) for _ in range(4)]
     prompts += [[*prompt[:k], 1, 2, *prompt[k:]] for prompt in prompts for k in (3, 15, 16)]
     prompts += [[*prompt, 0, 1, 2, 1, 2, 0] for prompt in prompts]
@@ -143,14 +143,14 @@ def test_pages_are_shared_by_equal_identity_only() -> None:
     prompts += [[1, 2, *[0] * 13, 1, last, *[0] * 20] for last in (2, 0)]
     key_of: dict[tuple[object, ...], bytes] = {}
     identity_of: dict[bytes, tuple[object, ...]] = {}
-    view = world.view()
+    view = uploads.view()
     seen_contents: set[tuple[str, str, str | None]] = set()
     num_pages = 0
     for number in range(NUM_REQUESTS):
         if number % 500 == 0:
-            world.upload()
-            view = world.view()
-        tenant, model, base, content = world.pick()
+            uploads.upload()
+            view = uploads.view()
+        tenant, model, base, content = uploads.pick()
         salt = rng.choice([None, *WORDS])
         tokens = rng.choice(prompts)
         if "@" not in model:
@@ -171,12 +171,12 @@ def test_pages_are_shared_by_equal_identity_only() -> None:
 
 def test_a_gateway_looks_for_the_keys_that_a_worker_has() -> None:
     rng = random.Random(7)
-    world = World(rng)
+    uploads = Uploads(rng)
     for number in range(2000):
         if number % 50 == 0:
-            world.upload()
-        view = world.view()
-        tenant, model, _, _ = world.pick()
+            uploads.upload()
+        view = uploads.view()
+        tenant, model, _, _ = uploads.pick()
         salt = rng.choice([None, *WORDS])
         tokens = [rng.choice([0, 1, 2]) for _ in range(rng.randrange(1, 70))]
         (prefix,) = Work.of([make_frame(view, tenant, model, salt, tokens)]).prompts

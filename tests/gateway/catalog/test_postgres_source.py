@@ -149,14 +149,14 @@ async def test_a_database_that_was_away_is_looked_at_again_soon(database: Databa
 async def test_what_was_just_made_ready_is_found_at_once(live: Live) -> None:
     """Whoever was told that it is ready may call it, however many changes are on their way."""
     await live.make_ready("a", "b")
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         for i in range(8):
             async with live.database.transaction() as connection:
                 alias = (live.tenant_id, "bot", f"a{i}")
                 await aliases.set_alias(connection, *alias, 1 + i % 2)
-            answer = await served.complete(f"bot@a{i}")
+            answer = await plane.complete(f"bot@a{i}")
             assert answer.headers["loraplex-adapter-version"] == str(1 + i % 2)
-            assert (await served.complete(f"bot@b{i}")).status_code == 404
+            assert (await plane.complete(f"bot@b{i}")).status_code == 404
 
 
 async def test_a_catalog_of_thousands_is_seen_within_a_second(database: Database) -> None:

@@ -16,7 +16,7 @@ from loraplex.roles.forwarding import Forwarding
 from loraplex.roles.management import public_app
 from store.records import TENANT_SCOPES, new_key
 from tests.admin.audit.test_audit import entries, verified
-from tests.gateway.live import Live, Served, eventually
+from tests.gateway.live import Live, Plane, eventually
 from tests.gateway.pepper import PEPPER
 from tests.serving import serving
 
@@ -37,9 +37,9 @@ async def revoke(live: Live, key: str) -> None:
         await keys.revoke_key(connection, key.split("_")[1])
 
 
-async def status(served: Served, headers: dict[str, str], path: str = "/v1/models") -> int:
+async def status(plane: Plane, headers: dict[str, str], path: str = "/v1/models") -> int:
     # Without the client's own key.
-    async with httpx.AsyncClient(base_url=served.client.base_url, headers=headers) as client:
+    async with httpx.AsyncClient(base_url=plane.client.base_url, headers=headers) as client:
         return (await client.get(path)).status_code
 
 
@@ -51,16 +51,16 @@ async def test_two_gateways_write_what_each_refused(live: Live) -> None:
     revoked, uploader = await issue(live), await issue(live, "adapters:write")
     await revoke(live, revoked)
     async with live.gateway("gateway-1") as one, live.gateway("gateway-2") as other:
-        for served in (one, other):
-            assert await status(served, bearing(revoked)) == 401
-            assert await status(served, {"x-api-key": revoked}) == 401
-            assert await status(served, bearing(uploader)) == 403
+        for plane in (one, other):
+            assert await status(plane, bearing(revoked)) == 401
+            assert await status(plane, {"x-api-key": revoked}) == 401
+            assert await status(plane, bearing(uploader)) == 403
             for _ in range(20):
-                assert await status(served, bearing(new_key().text)) == 401
-            assert await status(served, {}) == 401
+                assert await status(plane, bearing(new_key().text)) == 401
+            assert await status(plane, {}) == 401
         assert await refusals(live) == []
-        for served in (one, other):
-            await served.gateway.refused_keys.write(live.database)
+        for plane in (one, other):
+            await plane.gateway.refused_keys.write(live.database)
         found = await refusals(live)
         assert sorted((e.details["process"], e.object, e.details["requests"]) for e in found) == [
             (name, *each)
@@ -76,15 +76,15 @@ async def test_two_gateways_write_what_each_refused(live: Live) -> None:
 
 async def test_what_a_gateway_refused_is_written_when_it_ends(live: Live) -> None:
     for name in ("gateway-1", "gateway-2"):
-        async with live.gateway(name) as served:
-            assert await status(served, bearing(new_key().text)) == 401
+        async with live.gateway(name) as plane:
+            assert await status(plane, bearing(new_key().text)) == 401
     assert [e.details["process"] for e in await refusals(live)] == ["gateway-1", "gateway-2"]
 
 
 async def test_the_address_is_that_behind_a_trusted_proxy(live: Live) -> None:
-    async with live.gateway(trusted_proxies=["127.0.0.1"]) as served:
+    async with live.gateway(trusted_proxies=["127.0.0.1"]) as plane:
         headers = {**bearing(new_key().text), "x-forwarded-for": "198.51.100.7, 203.0.113.9"}
-        assert await status(served, headers) == 401
+        assert await status(plane, headers) == 401
     (entry,) = await refusals(live)
     assert entry.address == "203.0.113.9"
 
@@ -92,9 +92,9 @@ async def test_the_address_is_that_behind_a_trusted_proxy(live: Live) -> None:
 async def test_keys_for_metrics_and_for_loads_are_counted_too(live: Live) -> None:
     """Counts keys that the routes of other planes on a gateway refuse."""
     lacks = await issue(live, "usage:read")
-    async with live.gateway() as served:
-        forwarding = Forwarding("http://127.0.0.1:1", served.gateway, AdminConfig(pepper=PEPPER))
-        data = DataPlane(served.gateway, [], nullcontext, None)
+    async with live.gateway() as plane:
+        forwarding = Forwarding("http://127.0.0.1:1", plane.gateway, AdminConfig(pepper=PEPPER))
+        data = DataPlane(plane.gateway, [], nullcontext, None)
         app = public_app(data, None, loading=forwarding.app())
         async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
             bad = bearing(new_key().text)
@@ -110,9 +110,9 @@ async def test_keys_for_metrics_and_for_loads_are_counted_too(live: Live) -> Non
 
 async def test_a_key_that_cannot_be_looked_up_is_not_counted(live: Live) -> None:
     """It gets 503 `key_unconfirmed`, because it may be valid."""
-    async with live.gateway() as served:
+    async with live.gateway() as plane:
         async with live.postgres_away():
-            await eventually(lambda: served.gateway.catalog.unconfirmed_s > 0)
-            assert await status(served, bearing(new_key().text)) == 503
-        await eventually(lambda: served.gateway.catalog.unconfirmed_s == 0)
+            await eventually(lambda: plane.gateway.catalog.unconfirmed_s > 0)
+            assert await status(plane, bearing(new_key().text)) == 503
+        await eventually(lambda: plane.gateway.catalog.unconfirmed_s == 0)
     assert await refusals(live) == []

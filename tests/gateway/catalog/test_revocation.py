@@ -123,15 +123,15 @@ async def test_a_key_begins_and_ends_though_nobody_says_so(live: Live) -> None:
     begins = datetime.now(UTC) + timedelta(seconds=4)
     ends = begins + timedelta(seconds=2)
     key = await issue(live, KeyCreate(TENANT_SCOPES, not_before=begins, expires_at=ends))
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
 
         async def status() -> tuple[datetime, int, datetime]:
             headers = {"authorization": f"Bearer {key}"}
             before = datetime.now(UTC)
-            code = (await served.client.get("/v1/models", headers=headers)).status_code
+            code = (await plane.client.get("/v1/models", headers=headers)).status_code
             return before, code, datetime.now(UTC)
 
-        generation = served.gateway.catalog.current.generation
+        generation = plane.gateway.catalog.current.generation
         seen: set[int] = set()
         while datetime.now(UTC) < ends + timedelta(seconds=1):
             before, code, after = await status()
@@ -142,7 +142,7 @@ async def test_a_key_begins_and_ends_though_nobody_says_so(live: Live) -> None:
             seen.add(code)
             await asyncio.sleep(0.05)
         assert seen == {200, 401}
-        assert served.gateway.catalog.current.generation == generation
+        assert plane.gateway.catalog.current.generation == generation
 
 
 STREAMS: dict[str, dict[str, Any]] = {
@@ -180,14 +180,14 @@ async def test_answers_in_progress_end_with_their_key(
         other_tenant = (await tenants.create_tenant(connection, "globex")).id
         _, other = await keys.create_key(connection, PEPPER, other_tenant, TENANT_SCOPES)
     live.worker.script, live.worker.step_s = lambda _: Reply([65], never_ends=True), 0.05
-    async with live.worker, live.gateway() as served:
-        await eventually(lambda: other_tenant in served.gateway.catalog.current.tenants)
+    async with live.worker, live.gateway() as plane:
+        await eventually(lambda: other_tenant in plane.gateway.catalog.current.tenants)
 
         async def ask(path: str, key: str, **fields: Any) -> httpx.Response:
             sized = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
             body = {"model": "tiny", sized: 400} | fields | STREAMS[path]
             headers = {"authorization": f"Bearer {key}"}
-            return await served.client.post(path, json=body, headers=headers)
+            return await plane.client.post(path, json=body, headers=headers)
 
         streams = [asyncio.create_task(ask(path, key, stream=True)) for path in STREAMS]
         whole = asyncio.create_task(ask("/v1/completions", key))

@@ -45,7 +45,7 @@ async def test_nothing_is_left_of_workers_that_were_replaced(live: Live) -> None
     async def only_what_is_so() -> bool:
         return await faults(live) == {("scripted", "c"): ("corrupt", "")}
 
-    async with live.worker, live.gateway() as served:
-        await eventually(lambda: served.gateway.fleet.why_not_serving() is None)
+    async with live.worker, live.gateway() as plane:
+        await eventually(lambda: plane.gateway.fleet.why_not_serving() is None)
         live.worker.report()
         await eventually(only_what_is_so)

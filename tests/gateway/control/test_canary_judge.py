@@ -18,7 +18,7 @@ from gateway.dispatch.in_flight import NUM_STEPS, Outcomes, Tally, median_ms, tt
 from store.database import EVERYTHING, Database
 from store.queries import sql
 from store.records import Alias, CanaryPolicy
-from tests.gateway.live import Live, Served, answer, eventually
+from tests.gateway.live import Live, Plane, answer, eventually
 from tests.scripted_worker import Reply
 from workers.wire.protocol import ErrorCode, Generate
 
@@ -110,10 +110,10 @@ async def make_canary(live: Live, policy: CanaryPolicy | None = POLICY) -> None:
         await aliases.set_canary(connection, live.tenant_id, "bot", "prod", weights, policy)
 
 
-async def send(served: Served, num_requests: int, **fields: Any) -> list[int]:
+async def send(plane: Plane, num_requests: int, **fields: Any) -> list[int]:
     """The statuses of completions by as many users."""
     answers = await asyncio.gather(
-        *(served.complete(user=f"user-{i}", **fields) for i in range(num_requests))
+        *(plane.complete(user=f"user-{i}", **fields) for i in range(num_requests))
     )
     return [each.status_code for each in answers]
 
@@ -156,28 +156,28 @@ def steady(request: Generate) -> Reply:
 async def test_a_failing_canary_goes_back(live: Live, often: None, stream: bool) -> None:
     live.worker.script = failing
     await make_canary(live)
-    async with live.worker, live.gateway() as served, live.gateway("gateway-2") as other:
-        statuses = await send(served, 40, stream=stream) + await send(other, 20, stream=stream)
+    async with live.worker, live.gateway() as plane, live.gateway("gateway-2") as other:
+        statuses = await send(plane, 40, stream=stream) + await send(other, 20, stream=stream)
         assert set(statuses) == ({200} if stream else {200, 500})
         await eventually(lambda: is_rolled_back(live))
         newest = (await history(live))[0]
         assert (newest.version, newest.canary, newest.changed_by) == (1, None, None)
         assert "version 2 failed" in newest.detail and "(100.0%), version 1 0 of" in newest.detail
-        await eventually(lambda: _all_get(served, "1"))
+        await eventually(lambda: _all_get(plane, "1"))
         assert len(await history(live)) == 3
 
 
-async def _all_get(served: Served, version: str) -> bool:
-    answers = await asyncio.gather(*(served.complete(user=f"user-{i}") for i in range(10)))
+async def _all_get(plane: Plane, version: str) -> bool:
+    answers = await asyncio.gather(*(plane.complete(user=f"user-{i}") for i in range(10)))
     return {each.headers.get("loraplex-adapter-version") for each in answers} == {version}
 
 
 async def test_a_slow_canary_goes_back(live: Live, often: None) -> None:
     live.worker.script = slow
     await make_canary(live)
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         for _ in range(3):
-            assert set(await send(served, 20)) == {200}
+            assert set(await send(plane, 20)) == {200}
         await eventually(lambda: is_rolled_back(live), 60)
         assert "ms to the first token" in (await history(live))[0].detail
 
@@ -185,12 +185,12 @@ async def test_a_slow_canary_goes_back(live: Live, often: None) -> None:
 async def test_a_good_canary_stays_and_is_counted(live: Live, often: None) -> None:
     live.worker.script = steady
     await make_canary(live)
-    async with live.worker, live.gateway() as served, live.gateway("gateway-2") as other:
-        for gateway in (served, other):
+    async with live.worker, live.gateway() as plane, live.gateway("gateway-2") as other:
+        for gateway in (plane, other):
             assert set(await send(gateway, 40)) == {200}
         # Neither the caller's mistakes nor requests by number are the canary's.
-        await send(served, 10, prompt=[9] * 1000)
-        await send(served, 10, model="bot@2")
+        await send(plane, 10, prompt=[9] * 1000)
+        await send(plane, 10, model="bot@2")
 
         async def all_counted() -> bool:
             seen = await outcomes(live)
@@ -276,8 +276,8 @@ async def test_what_was_before_the_last_move_does_not_count(live: Live, often: N
     """The same versions, split anew: the canary begins with a clean sheet."""
     live.worker.script = failing
     await make_canary(live, policy=None)
-    async with live.worker, live.gateway() as served:
-        await send(served, 60)
+    async with live.worker, live.gateway() as plane:
+        await send(plane, 60)
         async with live.database.transaction() as connection:
             weights = {1: 51, 2: 49}
             await aliases.set_canary(connection, live.tenant_id, "bot", "prod", weights, POLICY)
@@ -288,9 +288,9 @@ async def test_what_was_before_the_last_move_does_not_count(live: Live, often: N
 
 async def test_outcomes_wait_for_a_database_that_is_away(live: Live, often: None) -> None:
     await make_canary(live)
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         async with live.postgres_away():
-            assert set(await send(served, 20)) == {200}
+            assert set(await send(plane, 20)) == {200}
             await asyncio.sleep(0.3)
 
         async def all_counted() -> bool:

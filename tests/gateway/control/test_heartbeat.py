@@ -26,14 +26,14 @@ def endless(_: Generate) -> Reply:
 
 
 async def test_it_comes_follows_the_catalog_and_goes(live: Live) -> None:
-    async with live.worker, live.gateway("gateway-7") as served:
+    async with live.worker, live.gateway("gateway-7") as plane:
         found = await row(live)
         assert (found["id"], found["in_flight"]) == ("gateway-7", {})
         async with live.database.transaction() as connection:
             await add(connection, live.tenant_id, "a")
         newest = await generation(live)
         await eventually(lambda: _has_reached(live, newest))
-        assert served.gateway.catalog.current.generation >= newest
+        assert plane.gateway.catalog.current.generation >= newest
         seen_at = (await row(live))["seen_at"]
         await eventually(lambda: _was_seen_after(live, seen_at))
     assert await row(live) is None
@@ -55,11 +55,11 @@ async def test_requests_in_flight_are_told_by_version(live: Live) -> None:
     live.worker.script, live.worker.step_s = endless, 0.02
     await live.make_ready("a")
     key = f"{live.tenant_id}/bot/1"
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         body = {"model": "bot", "prompt": "Hi", "max_tokens": 400, "stream": True}
         async with (
-            served.client.stream("POST", "/v1/completions", json=body),
-            served.client.stream("POST", "/v1/completions", json=body),
+            plane.client.stream("POST", "/v1/completions", json=body),
+            plane.client.stream("POST", "/v1/completions", json=body),
         ):
             await eventually(lambda: _is_in_flight(live, {key: 2}))
         await eventually(lambda: _is_in_flight(live, {}))
@@ -69,11 +69,11 @@ async def test_a_retired_version_ends_with_its_last_request(live: Live) -> None:
     """New requests do not find it once its retirement was seen; the one that had it goes on."""
     live.worker.script, live.worker.step_s = endless, 0.02
     await live.make_ready("a", "b")
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         async with live.database.transaction() as connection:
             await aliases.set_alias(connection, live.tenant_id, "bot", "prod", 2)
         body = {"model": "bot@1", "prompt": "Hi", "max_tokens": 400, "stream": True}
-        async with served.client.stream("POST", "/v1/completions", json=body) as stream:
+        async with plane.client.stream("POST", "/v1/completions", json=body) as stream:
             lines = stream.aiter_lines()
             await anext(lines)
             async with live.database.transaction() as connection:
@@ -88,7 +88,7 @@ async def test_a_retired_version_ends_with_its_last_request(live: Live) -> None:
 
             await eventually(is_known)
             assert (await progress()).in_flight == 1
-            assert (await served.complete("bot@1")).status_code == 404
+            assert (await plane.complete("bot@1")).status_code == 404
             for _ in range(10):
                 assert await anext(lines) is not None
 
@@ -100,11 +100,11 @@ async def test_a_retired_version_ends_with_its_last_request(live: Live) -> None:
 
 async def test_serving_goes_on_without_postgres(live: Live) -> None:
     await live.make_ready("a")
-    async with live.worker, live.gateway() as served:
-        assert await served.serves("bot")
+    async with live.worker, live.gateway() as plane:
+        assert await plane.serves("bot")
         async with live.postgres_away():
             for _ in range(30):
-                assert await served.serves("bot")
+                assert await plane.serves("bot")
                 await asyncio.sleep(0.05)
         async with live.database.transaction() as connection:
             await connection.execute("UPDATE gateways SET generation = 0")

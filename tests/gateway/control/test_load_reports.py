@@ -14,11 +14,11 @@ async def told(live: Live) -> dict[str, Any]:
 
 async def test_requests_tenants_and_refusals_are_told(live: Live) -> None:
     await live.make_ready("a")
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         await eventually(lambda: _is_told(live))
         before = await told(live)
-        assert await served.serves("bot")
-        assert (await served.complete("nothing-of-that-name")).status_code == 404
+        assert await plane.serves("bot")
+        assert (await plane.complete("nothing-of-that-name")).status_code == 404
 
         async def is_counted() -> bool:
             load = await told(live)
@@ -45,8 +45,8 @@ async def _is_told(live: Live) -> bool:
 
 
 async def test_the_last_failure_of_each_code_is_told(live: Live) -> None:
-    async with live.gateway() as served:
-        answers = [await served.complete("tiny") for _ in range(2)]
+    async with live.gateway() as plane:
+        answers = [await plane.complete("tiny") for _ in range(2)]
         assert {answer.status_code for answer in answers} == {503}
         code = answers[-1].json()["error"]["code"]
 

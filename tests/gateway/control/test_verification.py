@@ -32,12 +32,12 @@ async def states(live: Live) -> list[str]:
 
 
 async def test_what_is_uploaded_is_proved_and_served(live: Live) -> None:
-    async with live.worker, live.gateway() as served:
-        refused = await served.complete()
+    async with live.worker, live.gateway() as plane:
+        refused = await plane.complete()
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
         await upload(live, "a")
-        await eventually(lambda: served.serves("bot"))
-        answer = await served.complete()
+        await eventually(lambda: plane.serves("bot"))
+        answer = await plane.complete()
         assert answer.headers["loraplex-adapter-version"] == "1"
     (proof,) = await live.fetch("SELECT * FROM adapter_proofs")
     checksum = hashlib.sha256(("a" * 64).encode()).hexdigest()
@@ -50,10 +50,10 @@ async def test_what_is_uploaded_is_proved_and_served(live: Live) -> None:
 async def test_a_version_that_is_not_proved_is_unknown(live: Live) -> None:
     live.worker.probe_script = lambda _: None
     await upload(live, "a")
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         await eventually(lambda: live.worker.probed)
         for name in ("bot", "bot@1"):
-            answer = await served.complete(name)
+            answer = await plane.complete(name)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
     assert await states(live) == ["proving"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.tracing import Tracing
 from tests.gateway.limits.test_quotas import limited
-from tests.gateway.live import Live, Served
+from tests.gateway.live import Live, Plane
 from tests.gateway.metering.test_usage import rows
 from tests.otlp_receiver import SERVER, OtlpReceiver
 from tests.scripted_worker import Reply
@@ -52,8 +52,8 @@ FREE = {name: route for name, route in ROUTES.items() if not route.operation}
 PRICES = {"input": 5, "cached_input": 2, "output": 7}
 
 
-async def ask(served: Served, route: Route, model: str = "bot", **fields: Any) -> httpx.Response:
-    return await served.client.post(route.path, json={"model": model, **route.body, **fields})
+async def ask(plane: Plane, route: Route, model: str = "bot", **fields: Any) -> httpx.Response:
+    return await plane.client.post(route.path, json={"model": model, **route.body, **fields})
 
 
 def error_of(route: Route, answer: httpx.Response) -> dict[str, Any]:
@@ -78,13 +78,13 @@ class Asked(NamedTuple):
     is_streamed: bool
 
 
-async def asked_of_all(live: Live, served: Served) -> AsyncIterator[Asked]:
+async def asked_of_all(live: Live, plane: Plane) -> AsyncIterator[Asked]:
     """Every metered route once, and once more as a stream if it has one."""
     for route in METERED.values():
         for is_streamed in (False, True)[: 2 if route.num_generated else 1]:
             before = len(live.worker.requests)
             options = {"stream": True} if is_streamed else {}
-            answer = await ask(served, route, **options)
+            answer = await ask(plane, route, **options)
             assert answer.status_code == 200, answer.text
             yield Asked(route, answer, live.worker.requests[before:], is_streamed)
 
@@ -106,10 +106,10 @@ async def test_usage_log_and_trace(
     await live.make_ready("a")
     await live.price(**PRICES)
     given, receiver = tracing
-    async with live.worker, live.gateway(tracing=given) as served:
-        asked = [each async for each in asked_of_all(live, served)]
+    async with live.worker, live.gateway(tracing=given) as plane:
+        asked = [each async for each in asked_of_all(live, plane)]
         for route in FREE.values():
-            assert (await ask(served, route)).status_code == 200
+            assert (await ask(plane, route)).status_code == 200
         found = {row["request_id"]: row for row in await rows(live, len(asked))}
     lines = {
         record.__dict__["request_id"]: record.__dict__
@@ -163,10 +163,10 @@ def assert_is_over(route: Route, answer: httpx.Response, limit: str, code: str) 
 
 async def test_requests_per_minute(live: Live) -> None:
     """Every route takes one, and is refused in its dialect's shape when none is left."""
-    async with live.worker, live.gateway() as served:
-        await limited(live, served, requests_per_minute=len(ROUTES))
-        answers = [await ask(served, route, "tiny") for route in ROUTES.values()]
-        refused = [await ask(served, route, "tiny") for route in ROUTES.values()]
+    async with live.worker, live.gateway() as plane:
+        await limited(live, plane, requests_per_minute=len(ROUTES))
+        answers = [await ask(plane, route, "tiny") for route in ROUTES.values()]
+        refused = [await ask(plane, route, "tiny") for route in ROUTES.values()]
     left = [int(answer.headers["x-ratelimit-remaining-requests"]) for answer in answers]
     assert left == list(reversed(range(len(ROUTES))))
     for route, answer in zip(ROUTES.values(), refused, strict=True):
@@ -179,13 +179,13 @@ async def test_tokens_are_taken_as_they_are_billed(live: Live) -> None:
     """By each route that asks a worker, streamed or not, and by no other."""
     await live.make_ready("a")
     limit = 10_000
-    async with live.worker, live.gateway() as served:
-        await limited(live, served, tokens_per_minute=limit)
-        num_asked = len([each async for each in asked_of_all(live, served)])
+    async with live.worker, live.gateway() as plane:
+        await limited(live, plane, tokens_per_minute=limit)
+        num_asked = len([each async for each in asked_of_all(live, plane)])
         found = await rows(live, num_asked)
         billed = sum(row["metered_tokens"] for row in found)
         for route in FREE.values():
-            answer = await ask(served, route)
+            answer = await ask(plane, route)
             assert answer.headers["x-ratelimit-remaining-tokens"] == str(limit - billed)
 
 
@@ -200,10 +200,10 @@ async def test_tokens_are_taken_as_they_are_billed(live: Live) -> None:
 async def test_too_many_tokens(live: Live, limit: str, code: str) -> None:
     """Refused in the dialect's shape before a worker is asked; what is not billed goes on."""
     await live.price(**PRICES)
-    async with live.worker, live.gateway() as served:
-        await limited(live, served, **{limit: 1})
-        refused = [await ask(served, route, "tiny") for route in METERED.values()]
-        free = [await ask(served, route, "tiny") for route in FREE.values()]
+    async with live.worker, live.gateway() as plane:
+        await limited(live, plane, **{limit: 1})
+        refused = [await ask(plane, route, "tiny") for route in METERED.values()]
+        free = [await ask(plane, route, "tiny") for route in FREE.values()]
     for route, answer in zip(METERED.values(), refused, strict=True):
         assert_is_over(route, answer, limit, code)
         assert answer.headers["x-should-retry"] == "false"
@@ -214,15 +214,15 @@ async def test_too_many_tokens(live: Live, limit: str, code: str) -> None:
 
 async def test_refusals_name_what_is_wrong(live: Live) -> None:
     """A field that is in no schema, a model that is not there, no key; nothing is billed."""
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         for route in ROUTES.values():
-            unknown = await ask(served, route, "tiny", frobnicate=1)
+            unknown = await ask(plane, route, "tiny", frobnicate=1)
             assert unknown.status_code == 400
             assert error_of(route, unknown)["param"] == "frobnicate"
-            absent = await ask(served, route, "no-such-model")
+            absent = await ask(plane, route, "no-such-model")
             assert absent.status_code == 404
             assert error_of(route, absent)["code"] == "model_not_found"
-            keyless = await served.client.post(
+            keyless = await plane.client.post(
                 route.path, json=route.body, headers={"authorization": "Bearer none"}
             )
             assert keyless.status_code == 401

@@ -88,7 +88,7 @@ class Load:
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 3}
 
 
-class Box:
+class Plane:
     """A Postgres of its own, what a gateway needs, and one gateway in a process of its own."""
 
     def __init__(self, postgres: EmbeddedPostgres, live: Live, gateway: GatewayProcess) -> None:
@@ -140,7 +140,7 @@ async def postgres() -> AsyncIterator[EmbeddedPostgres]:
 @asynccontextmanager
 async def box_on(
     postgres: EmbeddedPostgres, folder: Path, dsn: str = "", **options: Any
-) -> AsyncIterator[Box]:
+) -> AsyncIterator[Plane]:
     """`dsn`: the gateway's way to the database."""
     database = await Database.connect(postgres.dsn(), sees=EVERYTHING)
     live = Live(database, folder)
@@ -150,14 +150,14 @@ async def box_on(
             gateway = live.process(dsn or postgres.dsn(), **options)
             await gateway.start()
             try:
-                yield Box(postgres, live, gateway)
+                yield Plane(postgres, live, gateway)
             finally:
                 await gateway.kill()
     finally:
         await database.close()
 
 
-KINDS = {"stopped": Box.stopped, "hanging": Box.hanging}
+KINDS = {"stopped": Plane.stopped, "hanging": Plane.hanging}
 
 
 @pytest.mark.chaos
@@ -166,47 +166,47 @@ KINDS = {"stopped": Box.stopped, "hanging": Box.hanging}
 async def test_postgres_away_under_load(
     postgres: EmbeddedPostgres, tmp_path: Path, kind: str
 ) -> None:
-    async with box_on(postgres, tmp_path, poll_interval_s=scaled(1, 10)) as box:
+    async with box_on(postgres, tmp_path, poll_interval_s=scaled(1, 10)) as plane:
         stranger = new_key().text
-        async with Load(box.gateway, box.live.key) as load:
+        async with Load(plane.gateway, plane.live.key) as load:
             await asyncio.sleep(1)
-            assert await box.status(stranger) == (401, "invalid_api_key")
-            resident = box.gateway.resident_bytes
-            async with KINDS[kind](box):
+            assert await plane.status(stranger) == (401, "invalid_api_key")
+            resident = plane.gateway.resident_bytes
+            async with KINDS[kind](plane):
                 ends_at = time.monotonic() + AWAY_S
                 # The gateway finds out by itself: at once if it is told, else by its next look.
-                await eventually(lambda: _is_unconfirmed(box, stranger), NOTICE_S)
-                assert await box.status(stranger[:-1] + "!") == (401, "invalid_api_key")
+                await eventually(lambda: _is_unconfirmed(plane, stranger), NOTICE_S)
+                assert await plane.status(stranger[:-1] + "!") == (401, "invalid_api_key")
                 await asyncio.sleep(max(ends_at - time.monotonic(), 0))
-                grown = box.gateway.resident_bytes - resident
+                grown = plane.gateway.resident_bytes - resident
             back_at = time.monotonic()
             asked = list(load.request_ids)
-            await eventually(lambda: _is_unknown(box, stranger))
+            await eventually(lambda: _is_unknown(plane, stranger))
         assert set(load.statuses) == {200}, load.statuses
         assert grown <= GROWTH_BYTES
 
         async def is_replayed() -> bool:
             found = "SELECT count(*) AS n FROM usage WHERE request_id = ANY ($1)"
-            return (await box.live.fetch(found, asked))[0]["n"] == len(asked)
+            return (await plane.live.fetch(found, asked))[0]["n"] == len(asked)
 
         await eventually(is_replayed, REPLAY_S)
         print(
             f"{kind} for {AWAY_S} s: {load.statuses.total()} requests, memory + {grown >> 10} KiB,"
             f" replayed in {time.monotonic() - back_at:.1f} s"
         )
-        await box.gateway.stop()
-        rows = await box.live.fetch("SELECT request_id FROM usage")
+        await plane.gateway.stop()
+        rows = await plane.live.fetch("SELECT request_id FROM usage")
         told = Counter(row["request_id"] for row in rows)
         assert max(told.values()) == 1
         assert told.keys() >= set(load.request_ids)
 
 
-async def _is_unconfirmed(box: Box, key: str) -> bool:
-    return await box.status(key) == (503, "key_unconfirmed")
+async def _is_unconfirmed(plane: Plane, key: str) -> bool:
+    return await plane.status(key) == (503, "key_unconfirmed")
 
 
-async def _is_unknown(box: Box, key: str) -> bool:
-    return await box.status(key) == (401, "invalid_api_key")
+async def _is_unknown(plane: Plane, key: str) -> bool:
+    return await plane.status(key) == (401, "invalid_api_key")
 
 
 async def test_a_key_made_while_the_gateway_could_not_look(
@@ -215,30 +215,30 @@ async def test_a_key_made_while_the_gateway_could_not_look(
     """It is let in as soon as the gateway can."""
     async with (
         PostgresProxy(postgres.dsn(), tmp_path / "proxy") as proxy,
-        box_on(postgres, tmp_path, proxy.dsn, poll_interval_s=1) as box,
+        box_on(postgres, tmp_path, proxy.dsn, poll_interval_s=1) as plane,
     ):
         proxy.ways["client"] = Way(swallows=everything)
         proxy.reset()
-        await eventually(lambda: _is_unconfirmed(box, new_key().text))
-        async with box.live.database.transaction() as connection:
-            made = await keys.create_key(connection, PEPPER, box.live.tenant_id, TENANT_SCOPES)
-        assert await box.status(made[1]) == (503, "key_unconfirmed")
+        await eventually(lambda: _is_unconfirmed(plane, new_key().text))
+        async with plane.live.database.transaction() as connection:
+            made = await keys.create_key(connection, PEPPER, plane.live.tenant_id, TENANT_SCOPES)
+        assert await plane.status(made[1]) == (503, "key_unconfirmed")
         proxy.ways["client"] = Way()
         proxy.reset()
-        await eventually(lambda: _is_let_in(box, made[1]))
-        assert await box.status(new_key().text) == (401, "invalid_api_key")
+        await eventually(lambda: _is_let_in(plane, made[1]))
+        assert await plane.status(new_key().text) == (401, "invalid_api_key")
 
 
-async def _is_let_in(box: Box, key: str) -> bool:
-    return await box.status(key) == (200, None)
+async def _is_let_in(plane: Plane, key: str) -> bool:
+    return await plane.status(key) == (200, None)
 
 
 async def test_too_long_without_postgres(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     """Nobody is served by a catalog of which it is not known any more whether it still holds."""
-    async with box_on(postgres, tmp_path, catalog_stale_s=3) as box:
-        async with box.stopped():
-            await eventually(lambda: _is_refused(box, "catalog_stale"))
-            async with box.gateway.client(box.live.key) as client:
+    async with box_on(postgres, tmp_path, catalog_stale_s=3) as plane:
+        async with plane.stopped():
+            await eventually(lambda: _is_refused(plane, "catalog_stale"))
+            async with plane.gateway.client(plane.live.key) as client:
                 refused = await client.post("/v1/completions", json=BODY)
                 ready = await client.get("/readyz")
             assert refused.status_code == 503
@@ -246,11 +246,11 @@ async def test_too_long_without_postgres(postgres: EmbeddedPostgres, tmp_path: P
             assert int(refused.headers["retry-after"]) > 0
             assert ready.status_code == 503
             assert "stale" in ready.json()["reason"]
-        await eventually(lambda: _is_let_in(box, box.live.key))
+        await eventually(lambda: _is_let_in(plane, plane.live.key))
 
 
-async def _is_refused(box: Box, code: str) -> bool:
-    return await box.status(box.live.key) == (503, code)
+async def _is_refused(plane: Plane, code: str) -> bool:
+    return await plane.status(plane.live.key) == (503, code)
 
 
 @pytest.mark.chaos
@@ -259,8 +259,8 @@ async def test_slow_postgres_slows_no_token(postgres: EmbeddedPostgres, tmp_path
     """Whatever waited for one answer of the database would take twice the delay."""
     async with (
         PostgresProxy(postgres.dsn(), tmp_path / "proxy") as proxy,
-        box_on(postgres, tmp_path, proxy.dsn) as box,
-        Load(box.gateway, box.live.key) as load,
+        box_on(postgres, tmp_path, proxy.dsn) as plane,
+        Load(plane.gateway, plane.live.key) as load,
     ):
         await asyncio.sleep(2)
         before = list(load.first_ms)

@@ -25,7 +25,7 @@ from workers.wire.status import AdapterStatus, ModelStatus, WorkerStatus
 MODEL = "m"
 
 
-class House:
+class Setup:
     def __init__(self, workers: list[ScriptedWorker], clients: list[WorkerClient]) -> None:
         self.workers = workers
         self.clients = clients
@@ -53,7 +53,7 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         workers = [
             await stack.enter_async_context(
@@ -64,7 +64,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         clients = [WorkerClient(worker.address) for worker in workers]
         running = [tasks.create_task(client.run()) for client in clients]
         await eventually(lambda: all(client.is_ready for client in clients))
-        yield House(workers, clients)
+        yield Setup(workers, clients)
         for task in running:
             task.cancel()
 
@@ -83,71 +83,71 @@ def work(tokens: list[int] | None = None, adapter: str | None = None, domain: st
     return Work.of([generate(tokens, adapter, domain)])
 
 
-async def test_whoever_is_excluded_gets_nothing_and_then_nobody_is_left(house: House) -> None:
+async def test_whoever_is_excluded_gets_nothing_and_then_nobody_is_left(setup: Setup) -> None:
     for number in range(3):
-        await house.report(number)
-    first, second, third = house.clients
-    assert house.chosen(work(), first, third) == 1
+        await setup.report(number)
+    first, second, third = setup.clients
+    assert setup.chosen(work(), first, third) == 1
     with pytest.raises(NoWorker):
-        house.chosen(work(), first, second, third)
-    house.fleet.clients.remove(second)
+        setup.chosen(work(), first, second, third)
+    setup.fleet.clients.remove(second)
     with pytest.raises(NoWorker):
-        house.chosen(work(), first, third)
+        setup.chosen(work(), first, third)
 
 
 async def test_a_worker_of_the_version_before_gets_nothing_that_it_does_not_know(
-    house: House,
+    setup: Setup,
 ) -> None:
     """It would answer without it, as if it had not been asked for."""
     for number in range(3):
-        await house.report(number)
+        await setup.report(number)
     needed = version_needed(0, (7,))
     assert needed == version_needed(ALL_TOKENS, ()) == PROTOCOL_VERSION
     assert version_needed(None, ()) == version_needed(20, ()) == OLDEST_VERSION
     new = Work.of([generate([1], params=SamplingParams(1, 0, logprobs=0, logprob_token_ids=(7,)))])
     assert new.least_version == needed
-    first, second, third = house.clients
+    first, second, third = setup.clients
     first.version = third.version = OLDEST_VERSION
-    assert {house.chosen(new) for _ in range(20)} == {1}
-    assert len({house.chosen(work()) for _ in range(30)}) == 3
+    assert {setup.chosen(new) for _ in range(20)} == {1}
+    assert len({setup.chosen(work()) for _ in range(30)}) == 3
     second.version = OLDEST_VERSION
     with pytest.raises(NoWorker, match="This request needs a worker that speaks protocol 7"):
-        house.chosen(new)
+        setup.chosen(new)
 
 
-async def test_the_adapter_s_holder_until_it_is_busy(house: House) -> None:
+async def test_the_adapter_s_holder_until_it_is_busy(setup: Setup) -> None:
     for number in range(3):
-        await house.report(number, *(["a"] if number == 1 else []))
-    assert house.chosen(work(adapter="a")) == 1
-    assert len({house.chosen(work(adapter="a")) for _ in range(30)}) == 3
+        await setup.report(number, *(["a"] if number == 1 else []))
+    assert setup.chosen(work(adapter="a")) == 1
+    assert len({setup.chosen(work(adapter="a")) for _ in range(30)}) == 3
     for number in range(3):
-        await house.report(number, "a", waiting_tokens=0 if number == 2 else 5000)
+        await setup.report(number, "a", waiting_tokens=0 if number == 2 else 5000)
     # Two of each kind are weighed, so it is left out at times.
-    assert [house.chosen(work(adapter="a")) for _ in range(30)].count(2) > 15
+    assert [setup.chosen(work(adapter="a")) for _ in range(30)].count(2) > 15
 
 
-async def test_the_holder_of_the_prompt_and_of_no_other_domain_s(house: House) -> None:
+async def test_the_holder_of_the_prompt_and_of_no_other_domain_s(setup: Setup) -> None:
     for number in range(3):
-        await house.report(number)
+        await setup.report(number)
     tokens = list(range(6 * PAGE_TOKENS))
     prefix = Prefix(generate(tokens))
-    layout = house.clients[0].models[MODEL].cache_layout
+    layout = setup.clients[0].models[MODEL].cache_layout
     for frame in changed_pages(MODEL, prefix.keys(layout), ()):
-        house.workers[2].server.deliver([(0, frame)])
-    index = house.clients[2].prefixes
+        setup.workers[2].server.deliver([(0, frame)])
+    index = setup.clients[2].prefixes
     await eventually(lambda: index.num_cached(prefix, layout) == len(tokens))
-    assert house.chosen(work([*tokens, 1])) == 2
+    assert setup.chosen(work([*tokens, 1])) == 2
     assert index.num_cached(Prefix(generate(tokens, domain="other")), layout) == 0
-    assert len({house.chosen(work(tokens, domain="other")) for _ in range(30)}) == 3
-    await house.workers[2].server.close()
-    await eventually(lambda: not house.clients[2].is_ready)
-    assert house.clients[2].prefixes.num_cached(prefix, layout) == 0
-    assert house.chosen(work(tokens)) != 2
+    assert len({setup.chosen(work(tokens, domain="other")) for _ in range(30)}) == 3
+    await setup.workers[2].server.close()
+    await eventually(lambda: not setup.clients[2].is_ready)
+    assert setup.clients[2].prefixes.num_cached(prefix, layout) == 0
+    assert setup.chosen(work(tokens)) != 2
 
 
-async def test_a_worker_that_has_told_nothing_yet_waits_for_its_turn(house: House) -> None:
-    await house.report(0, waiting_tokens=100_000)
-    assert {house.chosen(work()) for _ in range(20)} == {0}
+async def test_a_worker_that_has_told_nothing_yet_waits_for_its_turn(setup: Setup) -> None:
+    await setup.report(0, waiting_tokens=100_000)
+    assert {setup.chosen(work()) for _ in range(20)} == {0}
 
 
 async def test_an_address_that_has_never_answered_is_absent_and_not_lost(tmp_path: Path) -> None:

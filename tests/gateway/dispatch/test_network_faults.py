@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.adapters.files import BASE
-from tests.gateway.live import Live, Served, eventually
+from tests.gateway.live import Live, Plane, eventually
 from tests.outcome import End, Outcome, complete
 from tests.proxy import FAULTS, TOWARDS, Proxy, Toward, Way
 from tests.scale import IS_FULL, scaled
@@ -58,12 +58,12 @@ class Site:
     """A gateway and two workers, each behind a proxy."""
 
     def __init__(
-        self, served: Served, key: str, workers: list[ScriptedWorker], proxies: list[Proxy]
+        self, plane: Plane, key: str, workers: list[ScriptedWorker], proxies: list[Proxy]
     ) -> None:
         self.workers = workers
         self.proxies = proxies
         self.outcomes: list[Outcome] = []
-        self._served = served
+        self._plane = plane
         self._key = key
         self._is_over = False
 
@@ -94,7 +94,7 @@ class Site:
     async def ask(self, timeout_s: float | None = None, seed: int = 1, **fields: Any) -> Outcome:
         body = {"model": "tiny", "prompt": "Hi", "max_tokens": 40, "seed": seed, **fields}
         outcome = await complete(
-            self._served.client, body, key=self._key, limit_s=LIMIT_S, timeout_s=timeout_s
+            self._plane.client, body, key=self._key, limit_s=LIMIT_S, timeout_s=timeout_s
         )
         self.outcomes.append(outcome)
         wanted = {choice: expected(seed, choice) for choice in range(fields.get("n", 1))}
@@ -119,7 +119,7 @@ class Site:
 
     async def is_well(self) -> None:
         """Returns when both workers answer again, and nothing is held for what has ended."""
-        gateway = self._served.gateway
+        gateway = self._plane.gateway
 
         async def answers(client: WorkerClient) -> bool:
             try:
@@ -146,12 +146,12 @@ async def site(live: Live, name: str) -> AsyncIterator[Site]:
             workers.append(await stack.enter_async_context(worker))
             proxy = Proxy("tcp://127.0.0.1:0", address)
             proxies.append(await stack.enter_async_context(proxy))
-        served = await stack.enter_async_context(
+        plane = await stack.enter_async_context(
             live.gateway(name, workers=[proxy.address for proxy in proxies], security=INSECURE)
         )
-        clients = served.gateway.fleet.clients
+        clients = plane.gateway.fleet.clients
         await eventually(lambda: all(client.is_ready for client in clients))
-        place = Site(served, live.key, workers, proxies)
+        place = Site(plane, live.key, workers, proxies)
         yield place
         await place.is_well()
 

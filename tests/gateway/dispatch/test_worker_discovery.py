@@ -12,7 +12,7 @@ from store.database import Database
 from store.queries import sql
 from tests.adapters.files import BASE
 from tests.gateway.conftest import REPORT_INTERVAL_S
-from tests.gateway.live import Live, Served, answer, eventually
+from tests.gateway.live import Live, Plane, answer, eventually
 from tests.scripted_worker import Reply, ScriptedWorker
 from workers.wire.frames import DesiredModel
 from workers.wire.protocol import Generate, ServiceClass
@@ -35,8 +35,8 @@ async def register(live: Live, worker: ScriptedWorker) -> None:
     await register_worker(live.database, worker.instance_id, worker.address, LEASE_S)
 
 
-def connected(served: Served) -> set[str]:
-    fleet = served.gateway.fleet
+def connected(plane: Plane) -> set[str]:
+    fleet = plane.gateway.fleet
     return {client.instance_id for client in fleet.clients if client.models}
 
 
@@ -46,10 +46,10 @@ async def status(live: Live, worker_id: str) -> dict[str, Any] | None:
 
 
 @asynccontextmanager
-async def streaming(served: Served, max_tokens: int = 400):
+async def streaming(plane: Plane, max_tokens: int = 400):
     """An answer under way; its lines."""
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": max_tokens, "stream": True}
-    async with served.client.stream("POST", "/v1/completions", json=body) as stream:
+    async with plane.client.stream("POST", "/v1/completions", json=body) as stream:
         lines = stream.aiter_lines()
         assert (await anext(lines)).startswith("data:")
         yield lines
@@ -57,23 +57,23 @@ async def streaming(served: Served, max_tokens: int = 400):
 
 async def test_a_worker_that_registers_is_found_and_goes_when_it_has_ended(live: Live) -> None:
     first, second = stub(live, "first"), stub(live, "second")
-    async with live.gateway(workers=[]) as served:
-        assert (await served.complete("tiny")).status_code == 503
+    async with live.gateway(workers=[]) as plane:
+        assert (await plane.complete("tiny")).status_code == 503
         async with first:
             await register(live, first)
-            await eventually(lambda: connected(served) == {"first"})
-            assert await served.serves("tiny")
+            await eventually(lambda: connected(plane) == {"first"})
+            assert await plane.serves("tiny")
             async with second:
                 await register(live, second)
-                await eventually(lambda: connected(served) == {"first", "second"})
+                await eventually(lambda: connected(plane) == {"first", "second"})
                 await leave(live.database, "second")
                 newest = await generation(live.database)
-                await eventually(lambda: served.gateway.catalog.current.generation >= newest)
-            await eventually(lambda: len(served.gateway.fleet.clients) == 1)
-            assert await served.serves("tiny")
+                await eventually(lambda: plane.gateway.catalog.current.generation >= newest)
+            await eventually(lambda: len(plane.gateway.fleet.clients) == 1)
+            assert await plane.serves("tiny")
         await leave(live.database, "first")
-        await eventually(lambda: not served.gateway.fleet.clients)
-        assert (await served.complete("tiny")).status_code == 503
+        await eventually(lambda: not plane.gateway.fleet.clients)
+        assert (await plane.complete("tiny")).status_code == 503
 
 
 async def generation(database: Database) -> int:
@@ -84,13 +84,13 @@ async def generation(database: Database) -> int:
 async def test_what_runs_on_a_worker_that_leaves_ends_there(live: Live) -> None:
     worker = stub(live, "leaving")
     worker.script, worker.step_s = endless, 0.02
-    async with worker, live.gateway(workers=[]) as served:
+    async with worker, live.gateway(workers=[]) as plane:
         await register(live, worker)
-        await eventually(lambda: connected(served) == {"leaving"})
-        async with streaming(served, max_tokens=100) as lines:
+        await eventually(lambda: connected(plane) == {"leaving"})
+        async with streaming(plane, max_tokens=100) as lines:
             await leave(live.database, "leaving")
             newest = await generation(live.database)
-            await eventually(lambda: served.gateway.catalog.current.generation >= newest)
+            await eventually(lambda: plane.gateway.catalog.current.generation >= newest)
             rest = [line async for line in lines]
         assert "data: [DONE]" in rest
         assert not worker.aborted
@@ -99,32 +99,32 @@ async def test_what_runs_on_a_worker_that_leaves_ends_there(live: Live) -> None:
 async def test_a_lease_that_runs_out_costs_no_connection(live: Live) -> None:
     """As after a database that was away: its command renews it, and meanwhile it serves."""
     worker = stub(live, "cut-off")
-    async with worker, live.gateway(workers=[]) as served:
+    async with worker, live.gateway(workers=[]) as plane:
         await register(live, worker)
-        await eventually(lambda: connected(served) == {"cut-off"})
+        await eventually(lambda: connected(plane) == {"cut-off"})
         async with live.database.transaction() as connection:
             await connection.execute("DELETE FROM workers")
         newest = await generation(live.database)
-        await eventually(lambda: served.gateway.catalog.current.generation >= newest)
-        before = served.gateway.fleet.clients[0]
-        assert await served.serves("tiny")
+        await eventually(lambda: plane.gateway.catalog.current.generation >= newest)
+        before = plane.gateway.fleet.clients[0]
+        assert await plane.serves("tiny")
         await register(live, worker)
         newest = await generation(live.database)
-        await eventually(lambda: served.gateway.catalog.current.generation >= newest)
-        assert served.gateway.fleet.clients == [before] and await served.serves("tiny")
+        await eventually(lambda: plane.gateway.catalog.current.generation >= newest)
+        assert plane.gateway.fleet.clients == [before] and await plane.serves("tiny")
 
 
 async def test_a_registered_worker_of_the_settings_is_one_worker(live: Live) -> None:
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         await register(live, live.worker)
         newest = await generation(live.database)
-        await eventually(lambda: served.gateway.catalog.current.generation >= newest)
+        await eventually(lambda: plane.gateway.catalog.current.generation >= newest)
         await asyncio.sleep(0.6)
-        assert len(served.gateway.fleet.clients) == 1
+        assert len(plane.gateway.fleet.clients) == 1
         await leave(live.database, live.worker.instance_id)
         await asyncio.sleep(0.6)
-        assert await served.serves("tiny")
-    assert len(served.gateway.fleet.clients) == 1
+        assert await plane.serves("tiny")
+    assert len(plane.gateway.fleet.clients) == 1
 
 
 async def test_tcp_without_tls_is_not_connected_to_unless_it_is_asked_for(live: Live) -> None:
@@ -152,32 +152,32 @@ async def test_one_drain_reaches_a_worker_of_several_gateways(live: Live) -> Non
         live.gateway("gw-2", workers=addresses) as second,
     ):
         gateways = (first, second)
-        for served in gateways:
-            await eventually(lambda served=served: connected(served) == {"one", "other"})
+        for plane in gateways:
+            await eventually(lambda plane=plane: connected(plane) == {"one", "other"})
         await eventually(lambda: status(live, "one"))
         await want(live, "one", True)
-        for served in gateways:
-            await eventually(lambda served=served: ready(served) == {"other"})
+        for plane in gateways:
+            await eventually(lambda plane=plane: ready(plane) == {"other"})
         assert (one.is_draining, other.is_draining) == (True, False)
         await eventually(lambda: said(live, "one", True))
-        for served in gateways:
+        for plane in gateways:
             for _ in range(4):
-                taken = await served.complete("tiny")
+                taken = await plane.complete("tiny")
                 assert taken.headers["loraplex-worker"] == "other"
         await want(live, "one", False)
-        for served in gateways:
-            await eventually(lambda served=served: ready(served) == {"one", "other"})
+        for plane in gateways:
+            await eventually(lambda plane=plane: ready(plane) == {"one", "other"})
         assert not one.is_draining
         await eventually(lambda: said(live, "one", False))
 
 
 async def test_a_worker_that_drains_by_itself_is_left_to_it(live: Live) -> None:
     """Nobody has said that it should not."""
-    async with live.worker, live.gateway() as served:
-        await eventually(lambda: connected(served) == {"scripted"})
+    async with live.worker, live.gateway() as plane:
+        await eventually(lambda: connected(plane) == {"scripted"})
         live.worker.is_draining = True
         live.worker.report()
-        await eventually(lambda: not ready(served))
+        await eventually(lambda: not ready(plane))
         await asyncio.sleep(0.6)
         assert live.worker.is_draining
 
@@ -187,8 +187,8 @@ async def want(live: Live, worker_id: str, draining: bool) -> None:
         await connection.execute(sql["worker_set_draining"], worker_id, draining)
 
 
-def ready(served: Served) -> set[str]:
-    return {client.instance_id for client in served.gateway.fleet.clients if client.is_ready}
+def ready(plane: Plane) -> set[str]:
+    return {client.instance_id for client in plane.gateway.fleet.clients if client.is_ready}
 
 
 async def said(live: Live, worker_id: str, draining: bool) -> bool:
@@ -223,7 +223,7 @@ async def is_after(live: Live, moment: Any) -> bool:
 
 async def test_workers_hear_which_models_are_wanted(live: Live) -> None:
     worker = live.worker
-    async with worker, live.gateway() as served:
+    async with worker, live.gateway() as plane:
         await eventually(lambda: worker.desired)
         assert worker.desired[-1].models == [DesiredModel(BASE.digest, "tiny")]
         for residency, flags in (("pinned", (True, False)), ("unloaded", (False, True))):
@@ -237,18 +237,18 @@ async def test_workers_hear_which_models_are_wanted(live: Live) -> None:
             await connection.fetchrow(sql["model_insert"], "again", *values)
         wanted = [DesiredModel(BASE.digest, "again")]
         await eventually(lambda: worker.desired[-1].models == wanted)
-        assert served.gateway.fleet.why_not_serving() is None
+        assert plane.gateway.fleet.why_not_serving() is None
 
 
 async def test_a_tenants_weight_and_class_go_with_its_requests(live: Live) -> None:
-    async with live.worker, live.gateway() as served:
-        assert await served.serves("tiny")
+    async with live.worker, live.gateway() as plane:
+        assert await plane.serves("tiny")
         request = live.worker.requests[-1]
         assert (request.weight, request.service_class) == (1, ServiceClass.STANDARD)
         row = {"weight": 7, "class": "interactive"}
         await live.limit(**row)  # pyright: ignore[reportArgumentType]
         newest = await generation(live.database)
-        await eventually(lambda: served.gateway.catalog.current.generation >= newest)
-        assert await served.serves("tiny")
+        await eventually(lambda: plane.gateway.catalog.current.generation >= newest)
+        assert await plane.serves("tiny")
         request = live.worker.requests[-1]
         assert (request.weight, request.service_class) == (7, ServiceClass.INTERACTIVE)

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.text.long_texts import LONG, LongTexts
 from gateway.text.tokenizer import MANY_MESSAGES
-from tests.gateway.live import Live, Served, eventually
+from tests.gateway.live import Live, Plane, eventually
 from web.body_budget import GRACE_S, MIN_BYTES_PER_S, BodyBudget, HeldBody
 
 TENANT_BYTES = 1 << 20
@@ -43,10 +43,10 @@ class Slow:
 
 @asynccontextmanager
 async def posting(
-    served: Served, key: str, path: str = "/v1/completions", length: int = len(WHOLE)
+    plane: Plane, key: str, path: str = "/v1/completions", length: int = len(WHOLE)
 ) -> AsyncIterator[Slow]:
     """With the head sent."""
-    url = served.client.base_url
+    url = plane.client.base_url
     reader, writer = await asyncio.open_connection(url.host, url.port)
     slow = Slow(reader, writer)
     head = f"POST {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {key}\r\n"
@@ -62,8 +62,8 @@ async def test_a_tenants_unfinished_bodies_are_bounded(live: Live) -> None:
     and so does one that comes when there is room again."""
     await live.make_ready("1")
     budget = BodyBudget(BUDGET)
-    async with live.worker, live.gateway(bodies=budget) as served, AsyncExitStack() as stack:
-        requests = [await stack.enter_async_context(posting(served, live.key)) for _ in range(3)]
+    async with live.worker, live.gateway(bodies=budget) as plane, AsyncExitStack() as stack:
+        requests = [await stack.enter_async_context(posting(plane, live.key)) for _ in range(3)]
         for number, request in enumerate(requests[:2], 1):
             await request.send(WHOLE[:PART])
             await eventually(lambda n=number: budget.num_bytes == n * PART)
@@ -75,17 +75,17 @@ async def test_a_tenants_unfinished_bodies_are_bounded(live: Live) -> None:
         for request in requests[:2]:
             await request.send(WHOLE[PART:])
             assert (await request.answer())[0] == 200
-        assert (await served.complete("bot")).status_code == 200
+        assert (await plane.complete("bot")).status_code == 200
         assert budget.num_bytes == budget.num_unowned_bytes == 0
 
 
 async def test_a_body_that_has_no_room_is_refused_before_it_comes(live: Live) -> None:
     budget = BodyBudget(BUDGET)
-    async with live.worker, live.gateway(bodies=budget) as served:
-        async with posting(served, live.key) as held, posting(served, live.key) as refused:
+    async with live.worker, live.gateway(bodies=budget) as plane:
+        async with posting(plane, live.key) as held, posting(plane, live.key) as refused:
             await held.send(WHOLE[:PART])
             await eventually(lambda: budget.num_bytes == PART)
-            async with posting(served, live.key, length=TENANT_BYTES) as large:
+            async with posting(plane, live.key, length=TENANT_BYTES) as large:
                 status, _, error = await large.answer()
                 assert (status, error["code"]) == (503, "too_many_body_bytes")
             await refused.send(WHOLE)
@@ -112,10 +112,10 @@ async def test_a_text_that_waits_to_be_tokenised_is_held(
         fields = {"prompt": "a " * (LONG // 2 + 1)}
     body = json.dumps({"model": "tiny", **fields}).encode()
     budget = BodyBudget(8 * 2 * len(body))
-    async with live.worker, live.gateway(bodies=budget) as served:
-        asking = [asyncio.create_task(served.client.post(path, content=body)) for _ in range(2)]
+    async with live.worker, live.gateway(bodies=budget) as plane:
+        asking = [asyncio.create_task(plane.client.post(path, content=body)) for _ in range(2)]
         await eventually(lambda: budget.num_bytes == 2 * len(body))
-        refused = await served.client.post(path, content=body)
+        refused = await plane.client.post(path, content=body)
         assert "Too many bytes of this tenant" in refused.text
         may_begin.set()
         answers = await asyncio.gather(*asking)
@@ -131,16 +131,16 @@ async def test_large_bodies_wait_for_their_turn(live: Live, path: str) -> None:
         asked.append((tenant_id, num_bytes))
         return 0.001
 
-    async with live.worker, live.gateway() as served:
-        served.gateway.body_pace.delay_s = delay_s
-        await served.client.post(path, content=WHOLE)
+    async with live.worker, live.gateway() as plane:
+        plane.gateway.body_pace.delay_s = delay_s
+        await plane.client.post(path, content=WHOLE)
     assert asked == [(live.tenant_id, len(WHOLE))]
 
 
 async def test_a_client_that_leaves_gives_its_bytes_back(live: Live) -> None:
     budget = BodyBudget(BUDGET)
-    async with live.worker, live.gateway(bodies=budget) as served:
-        async with posting(served, live.key) as request:
+    async with live.worker, live.gateway(bodies=budget) as plane:
+        async with posting(plane, live.key) as request:
             await request.send(WHOLE[:PART])
             await eventually(lambda: budget.num_bytes == PART)
         await eventually(lambda: budget.num_bytes == 0)
@@ -152,12 +152,12 @@ async def test_no_body_is_held_before_its_key_is_known(live: Live, path: str) ->
     budget = BodyBudget(BUDGET)
     async with (
         live.worker,
-        live.gateway(bodies=budget) as served,
-        posting(served, "lpx_wrong", path, 5 << 20) as request,
+        live.gateway(bodies=budget) as plane,
+        posting(plane, "lpx_wrong", path, 5 << 20) as request,
     ):
         assert (await request.answer())[0] == (404 if path == "/nothing" else 401)
         await request.send(bytes(4 << 20))
-        assert (await served.client.get("/v1/models")).status_code == 200
+        assert (await plane.client.get("/v1/models")).status_code == 200
         assert budget.num_bytes == budget.num_unowned_bytes == 0
 
 
@@ -166,8 +166,8 @@ async def test_a_body_that_trickles_has_a_deadline(live: Live) -> None:
     budget = BodyBudget(BUDGET, grace_s=0.5)
     async with (
         live.worker,
-        live.gateway(bodies=budget) as served,
-        posting(served, live.key) as request,
+        live.gateway(bodies=budget) as plane,
+        posting(plane, live.key) as request,
     ):
         answered = asyncio.create_task(request.answer())
         while not answered.done():

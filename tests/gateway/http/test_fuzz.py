@@ -72,8 +72,8 @@ FIELDS = ("model", "prompt", "messages", "user", "cache_salt", "stop", "tokens",
 @pytest.mark.full
 async def test_every_answer_is_as_documented(live: Live) -> None:
     await live.make_ready("a")
-    async with live.worker, live.gateway() as served:
-        await asyncio.to_thread(_compare, str(served.client.base_url), live.key)
+    async with live.worker, live.gateway() as plane:
+        await asyncio.to_thread(_compare, str(plane.client.base_url), live.key)
 
 
 def _compare(url: str, key: str) -> None:
@@ -134,11 +134,11 @@ def hostile_requests(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
 
 async def test_no_text_breaks_the_gateway_or_changes_anything(live: Live, tmp_path: Path) -> None:
     await live.make_ready("a")
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         before = await dump(live.database, but=REPORTED)
-        await asyncio.to_thread(_offend, str(served.client.base_url), live.key)
+        await asyncio.to_thread(_offend, str(plane.client.base_url), live.key)
         assert await dump(live.database, but=REPORTED) == before
-        assert await served.serves("bot")
+        assert await plane.serves("bot")
 
 
 def _offend(url: str, key: str) -> None:

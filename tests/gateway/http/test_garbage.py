@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.gateway.live import Live, Served
+from tests.gateway.live import Live, Plane
 from tests.scripted_worker import Reply
 from workers.wire.protocol import ErrorCode, Generate
 
@@ -46,8 +46,8 @@ def script(request: Generate) -> Reply:
 class Connection:
     """A client that makes no garbage of its own."""
 
-    def __init__(self, served: Served, key: str) -> None:
-        self._host = urlsplit(str(served.client.base_url)).netloc
+    def __init__(self, plane: Plane, key: str) -> None:
+        self._host = urlsplit(str(plane.client.base_url)).netloc
         self._key = key
 
     async def __aenter__(self) -> Connection:
@@ -104,8 +104,8 @@ async def test_no_cycles(live: Live) -> None:
     live.worker.script = script
     async with (
         live.worker,
-        live.gateway() as served,
-        Connection(served, live.key) as connection,
+        live.gateway() as plane,
+        Connection(plane, live.key) as connection,
     ):
         for kind, (expected, path, body) in KINDS.items():
 
@@ -129,10 +129,10 @@ async def test_no_cycles(live: Live) -> None:
 async def test_no_cycles_of_who_leaves(live: Live) -> None:
     live.worker.script = script
     body = {**TEXT, "max_tokens": ENDLESS, "stream": True}
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         found = Counter[str]()
         for number in range(NUM_REQUESTS):
-            async with Connection(served, live.key) as connection:
+            async with Connection(plane, live.key) as connection:
                 connection.send("/v1/completions", body)
                 await connection.begun()
             while len(live.worker.aborted) <= number:

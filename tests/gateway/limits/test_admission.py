@@ -22,7 +22,7 @@ TARIFF = Tariff(Price(model="tiny", input=3, cached_input=1, output=7), cached_w
 AMPLE = 1_000_000
 
 
-class Bench:
+class Plane:
     """One gateway over a database."""
 
     def __init__(self, renewal: FaultyRenewal) -> None:
@@ -63,10 +63,10 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(renewal: FaultyRenewal) -> AsyncIterator[Bench]:
-    bench = Bench(renewal)
-    task = asyncio.create_task(bench.leases.run())
-    yield bench
+async def plane(renewal: FaultyRenewal) -> AsyncIterator[Plane]:
+    plane = Plane(renewal)
+    task = asyncio.create_task(plane.leases.run())
+    yield plane
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -76,27 +76,27 @@ async def bench(renewal: FaultyRenewal) -> AsyncIterator[Bench]:
     ("max_tokens", "choices"), [([5000], 1), ([100], 1), ([700, 2000], 3), ([AT_ONCE], 1)]
 )
 async def test_more_is_promised_as_it_is_used_up_to_what_was_asked(
-    bench: Bench, max_tokens: list[int], choices: int
+    plane: Plane, max_tokens: list[int], choices: int
 ) -> None:
-    (limit,) = await bench.limits(tokens_per_day=AMPLE)
+    (limit,) = await plane.limits(tokens_per_day=AMPLE)
     most = sum(max_tokens) * choices
     step = min(most, AT_ONCE * len(max_tokens) * choices)
-    reservation = await bench.admit([limit], *max_tokens, choices=choices)
+    reservation = await plane.admit([limit], *max_tokens, choices=choices)
     at, given = reservation.admitted_at, 0
     while given < most:
         promised = min(most, (given // step + 1) * step)
-        assert await bench.left(limit, at) == AMPLE - PROMPT_TOKENS - promised
+        assert await plane.left(limit, at) == AMPLE - PROMPT_TOKENS - promised
         half = min(step // 2, most - given)
         assert reservation.give(half) == half
         # Nothing more is asked before that, and all of it in time.
-        assert await bench.left(limit, at) == AMPLE - PROMPT_TOKENS - promised
+        assert await plane.left(limit, at) == AMPLE - PROMPT_TOKENS - promised
         rest = min(step, most - given) - half
         if rest:
             assert reservation.give(1) == 1
             later = min(most, promised + step)
 
             async def is_promised(left: int = AMPLE - PROMPT_TOKENS - later) -> bool:
-                return await bench.left(limit, at) == left
+                return await plane.left(limit, at) == left
 
             await eventually(is_promised)
             assert reservation.give(rest - 1) == rest - 1
@@ -107,11 +107,11 @@ async def test_more_is_promised_as_it_is_used_up_to_what_was_asked(
 @pytest.mark.parametrize("num_tokens", [0, 1, AT_ONCE, AT_ONCE + 1, 2500])
 @pytest.mark.parametrize("cached_tokens", [0, 51])
 async def test_what_was_used_and_no_more_is_gone(
-    bench: Bench, num_tokens: int, cached_tokens: int
+    plane: Plane, num_tokens: int, cached_tokens: int
 ) -> None:
     """Of tokens and of money, in however many steps it was promised."""
-    tokens, money = await bench.limits(tokens_per_day=AMPLE, spend_per_day=AMPLE)
-    reservation = await bench.admit([tokens, money], 3000)
+    tokens, money = await plane.limits(tokens_per_day=AMPLE, spend_per_day=AMPLE)
+    reservation = await plane.admit([tokens, money], 3000)
     at = reservation.admitted_at
     for _ in range(num_tokens):
         while not reservation.give(1):
@@ -120,52 +120,52 @@ async def test_what_was_used_and_no_more_is_gone(
     reservation.settle(usage)
     metered = PROMPT_TOKENS - cached_tokens + -(-cached_tokens // 2) + num_tokens
     cost = (PROMPT_TOKENS - cached_tokens) * 3 + cached_tokens + num_tokens * 7
-    assert await bench.left(tokens, at) == AMPLE - metered
-    assert await bench.left(money, at) == AMPLE - cost
+    assert await plane.left(tokens, at) == AMPLE - metered
+    assert await plane.left(money, at) == AMPLE - cost
 
 
 async def test_where_more_is_refused_it_is_asked_for_again_when_half_of_the_rest_is_used(
-    bench: Bench,
+    plane: Plane,
 ) -> None:
-    (limit,) = await bench.limits(tokens_per_day=2 * AT_ONCE + PROMPT_TOKENS)
-    reservation = await bench.admit([limit], 3000)
+    (limit,) = await plane.limits(tokens_per_day=2 * AT_ONCE + PROMPT_TOKENS)
+    reservation = await plane.admit([limit], 3000)
     at = reservation.admitted_at
-    (other,) = await bench.leases.take([(limit, 1)], at)
+    (other,) = await plane.leases.take([(limit, 1)], at)
     assert reservation.give(AT_ONCE // 2 + 1) == AT_ONCE // 2 + 1
     left = AT_ONCE - AT_ONCE // 2 - 1
-    assert await bench.left(limit, at) == AT_ONCE - 1
-    bench.leases.settle(other, 0)
+    assert await plane.left(limit, at) == AT_ONCE - 1
+    plane.leases.settle(other, 0)
     assert reservation.give(left - left // 2) == left - left // 2
-    assert await bench.left(limit, at) == AT_ONCE
+    assert await plane.left(limit, at) == AT_ONCE
     assert reservation.give(1) == 1
 
     async def all_is_promised() -> bool:
-        return await bench.left(limit, at) == 0
+        return await plane.left(limit, at) == 0
 
     await eventually(all_is_promised)
 
 
 async def test_slices_that_were_lost_before_it_began_are_not_those_of_a_request(
-    bench: Bench,
+    plane: Plane,
 ) -> None:
     """Or else its usage would be taken out of leases that nobody holds."""
-    first, second = await bench.limits(tokens_per_day=AMPLE, tokens_per_month=AMPLE)
-    await bench.admit([first], 3000)
-    await bench.renewal.release(["g1"])
-    reservation = await bench.admit([second], 3000)
-    assert reservation.holder == bench.leases.holder == "g1#1"
+    first, second = await plane.limits(tokens_per_day=AMPLE, tokens_per_month=AMPLE)
+    await plane.admit([first], 3000)
+    await plane.renewal.release(["g1"])
+    reservation = await plane.admit([second], 3000)
+    assert reservation.holder == plane.leases.holder == "g1#1"
 
 
-async def test_who_has_of_slices_that_were_lost_gets_none_of_the_new(bench: Bench) -> None:
+async def test_who_has_of_slices_that_were_lost_gets_none_of_the_new(plane: Plane) -> None:
     """The answer ends with what was promised before."""
-    first, second = await bench.limits(tokens_per_day=AMPLE, tokens_per_month=AMPLE)
-    reservation = await bench.admit([first], 3000)
-    await bench.renewal.release(["g1"])
-    await bench.admit([second], 3000)
+    first, second = await plane.limits(tokens_per_day=AMPLE, tokens_per_month=AMPLE)
+    reservation = await plane.admit([first], 3000)
+    await plane.renewal.release(["g1"])
+    await plane.admit([second], 3000)
     given = 0
     while more := reservation.give(1):
         given += more
         await asyncio.sleep(0)
     assert given == AT_ONCE
-    assert await bench.left(first, reservation.admitted_at) == AMPLE
+    assert await plane.left(first, reservation.admitted_at) == AMPLE
     assert reservation.holder == "g1"

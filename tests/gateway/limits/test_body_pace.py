@@ -11,7 +11,7 @@ from gateway.limits.tenant_load import BYTES_PER_S, LARGE, BodyPace
 MIB = 1 << 20
 
 
-class Bench:
+class Setup:
     """A pace with a clock that goes on only as the test says."""
 
     def __init__(self) -> None:
@@ -20,25 +20,25 @@ class Bench:
 
 
 def test_each_waits_for_those_before_it() -> None:
-    bench, mib_s = Bench(), MIB / BYTES_PER_S
-    delays = [bench.pace.delay_s("a", MIB) for _ in range(4)]
+    setup, mib_s = Setup(), MIB / BYTES_PER_S
+    delays = [setup.pace.delay_s("a", MIB) for _ in range(4)]
     assert delays == pytest.approx([0, mib_s, 2 * mib_s, 3 * mib_s])
-    assert bench.pace.delay_s("b", MIB) == bench.pace.delay_s("a", LARGE - 1) == 0
-    bench.now += 3.5 * mib_s
-    assert bench.pace.delay_s("a", LARGE) == pytest.approx(0.5 * mib_s)
-    bench.now += 10.0
-    assert bench.pace.delay_s("a", 10 * MIB) == 0
+    assert setup.pace.delay_s("b", MIB) == setup.pace.delay_s("a", LARGE - 1) == 0
+    setup.now += 3.5 * mib_s
+    assert setup.pace.delay_s("a", LARGE) == pytest.approx(0.5 * mib_s)
+    setup.now += 10.0
+    assert setup.pace.delay_s("a", 10 * MIB) == 0
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.3), st.integers(LARGE, 10 * MIB)), max_size=40))
 def test_between_two_bodies_there_is_time_for_all_that_begin_before_the_second(
     bodies: list[tuple[float, int]],
 ) -> None:
-    bench = Bench()
+    setup = Setup()
     begun: list[tuple[float, int]] = []
     for pause_s, num_bytes in bodies:
-        bench.now += pause_s
-        begun.append((bench.now + bench.pace.delay_s("a", num_bytes), num_bytes))
+        setup.now += pause_s
+        begun.append((setup.now + setup.pace.delay_s("a", num_bytes), num_bytes))
     for first in range(len(begun)):
         for last in range(first, len(begun)):
             within_s = begun[last][0] - begun[first][0]

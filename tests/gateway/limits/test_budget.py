@@ -36,7 +36,7 @@ LIMITS_WAIT_S = 1.0 if IS_FULL else 10.0
 """Gateways that share a busy machine take longer to give back."""
 
 
-class Town:
+class Plane:
     """The gateways, and a client for each."""
 
     def __init__(self, live: Live, dsn: str) -> None:
@@ -75,21 +75,21 @@ class Town:
 
 
 @pytest.fixture
-async def town(tmp_path: Path) -> AsyncIterator[Town]:
+async def plane(tmp_path: Path) -> AsyncIterator[Plane]:
     with fresh_database() as dsn:
         database = await Database.connect(dsn, sees=EVERYTHING)
         live = Live(database, tmp_path)
         live.worker.step_s = 0.001
         await live.prepare()
-        town = Town(live, dsn)
+        plane = Plane(live, dsn)
         async with live.worker, AsyncExitStack() as stack:
-            await asyncio.gather(*(gateway.start() for gateway in town.gateways))
-            for gateway in town.gateways:
+            await asyncio.gather(*(gateway.start() for gateway in plane.gateways))
+            for gateway in plane.gateways:
                 stack.push_async_callback(gateway.kill)
                 client = gateway.client(live.key)
                 client.timeout = httpx.Timeout(120)
-                town.clients.append(await stack.enter_async_context(client))
-            yield town
+                plane.clients.append(await stack.enter_async_context(client))
+            yield plane
         await database.close()
 
 
@@ -100,17 +100,19 @@ def drawn(request: Generate) -> Reply:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
-async def test_a_budget_is_never_exceeded(town: Town) -> None:
+async def test_a_budget_is_never_exceeded(plane: Plane) -> None:
     """200 streams at once with room for 40, again and again. All of the budget is used but for less
     than one request."""
-    town.live.worker.script = drawn
+    plane.live.worker.script = drawn
     used = 0
     for _ in range(NUM_ROUNDS):
         budget = used + BUDGET
-        await town.limit(tokens_per_day=budget)
+        await plane.limit(tokens_per_day=budget)
         answers = await asyncio.gather(
             *(
-                town.complete(i, stream=town.random.random() < 0.7, seed=town.random.randrange(OFF))
+                plane.complete(
+                    i, stream=plane.random.random() < 0.7, seed=plane.random.randrange(OFF)
+                )
                 for i in range(NUM_STREAMS)
             )
         )
@@ -121,37 +123,39 @@ async def test_a_budget_is_never_exceeded(town: Town) -> None:
         # refused one asks the others again.
         for _ in range(2):
             await asyncio.sleep(REFUSED_S)
-            while (await town.complete(town.random.randrange(3), seed=1)).status_code == 200:
+            while (await plane.complete(plane.random.randrange(3), seed=1)).status_code == 200:
                 pass
-        used = await town.used()
+        used = await plane.used()
         assert budget - EACH < used <= budget
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
-async def test_the_dead_hold_nothing(town: Town) -> None:
+async def test_the_dead_hold_nothing(plane: Plane) -> None:
     """kill -9 amid streams; what a gateway had promised is free once its usage is loaded."""
-    town.live.worker.script = drawn
-    await town.limit(tokens_per_day=OFF, concurrent_requests=400)
+    plane.live.worker.script = drawn
+    await plane.limit(tokens_per_day=OFF, concurrent_requests=400)
     for _ in range(NUM_KILLS):
-        which = town.random.randrange(NUM_GATEWAYS)
+        which = plane.random.randrange(NUM_GATEWAYS)
         streams = [
-            asyncio.create_task(town.complete(which + (i % 2), stream=True, seed=i, max_tokens=300))
+            asyncio.create_task(
+                plane.complete(which + (i % 2), stream=True, seed=i, max_tokens=300)
+            )
             for i in range(20)
         ]
-        await asyncio.sleep(town.random.uniform(0.0, 0.3))
-        await town.gateways[which].kill()
+        await asyncio.sleep(plane.random.uniform(0.0, 0.3))
+        await plane.gateways[which].kill()
         await asyncio.gather(*streams, return_exceptions=True)
-        await town.gateways[which].start()
-    used = await town.used()
-    (row,) = await town.live.fetch(
+        await plane.gateways[which].start()
+    used = await plane.used()
+    (row,) = await plane.live.fetch(
         "SELECT metered_tokens AS n FROM usage_totals WHERE subject = $1 AND span = 'day'",
-        town.live.tenant_id,
+        plane.live.tenant_id,
     )
     assert row["n"] == used
 
     async def living_hold() -> bool:
-        (row,) = await town.live.fetch(
+        (row,) = await plane.live.fetch(
             "SELECT count(*) AS n FROM quota_holders WHERE gateway_id <> ''"
         )
         return row["n"] == NUM_GATEWAYS

@@ -16,7 +16,7 @@ from admin.keys.schemas import KeyCreate
 from gateway.limits.database_clock import DatabaseClock
 from store.records import TENANT_SCOPES
 from tests.gateway.limits.test_quotas import limited
-from tests.gateway.live import Live, Served, eventually
+from tests.gateway.live import Live, Plane, eventually
 from tests.gateway.metering.test_usage import rows
 from tests.gateway.pepper import PEPPER
 
@@ -65,9 +65,9 @@ def test_a_difference_is_logged_once_and_so_is_its_end(caplog: pytest.LogCapture
     assert "agrees" in told[1][1] and "is 7.0 s ahead of" in told[2][1]
 
 
-async def told(served: Served) -> None:
+async def told(plane: Plane) -> None:
     """The gateway knows the database's time."""
-    await eventually(lambda: abs(served.gateway.clock() - time.time()) < 1)
+    await eventually(lambda: abs(plane.gateway.clock() - time.time()) < 1)
 
 
 @pytest.mark.full
@@ -82,11 +82,11 @@ async def test_a_limit_holds_over_gateways_with_different_clocks(
             await stack.enter_async_context(live.gateway(f"gateway-{i}", clock=shifted(by_s)))
             for i, by_s in enumerate((shift_s, 0.0, -shift_s))
         ]
-        for served in gateways:
-            await told(served)
-            await limited(live, served, **{kind: 6 * each})
+        for plane in gateways:
+            await told(plane)
+            await limited(live, plane, **{kind: 6 * each})
         statuses = [
-            (await served.complete("tiny")).status_code for _ in range(4) for served in gateways
+            (await plane.complete("tiny")).status_code for _ in range(4) for plane in gateways
         ]
         assert statuses.count(200) <= 6 and statuses.count(429) >= 6
         assert statuses.count(200) + statuses.count(429) == len(statuses)
@@ -99,12 +99,12 @@ async def test_a_limit_holds_over_gateways_with_different_clocks(
 
 async def test_a_clock_may_be_set_while_requests_are_counted(live: Live) -> None:
     shift_s = [0.0]
-    async with live.worker, live.gateway(clock=lambda: time.time() + shift_s[0]) as served:
-        await told(served)
-        await limited(live, served, requests_per_minute=4)
+    async with live.worker, live.gateway(clock=lambda: time.time() + shift_s[0]) as plane:
+        await told(plane)
+        await limited(live, plane, requests_per_minute=4)
         statuses: list[int] = []
         for shift_s[0] in (0.0, 3600.0, -3600.0, 61.0, -61.0, 86_400.0):
-            statuses.append((await served.complete("tiny")).status_code)
+            statuses.append((await plane.complete("tiny")).status_code)
             # A renewal in between.
             await asyncio.sleep(0.1)
         assert statuses == [200] * 4 + [429] * 2
@@ -124,11 +124,11 @@ async def test_a_key_begins_and_ends_by_the_databases_clock(live: Live, shift_s:
     async with live.database.transaction() as connection:
         for name, right in rights.items():
             issued[name] = (await keys.issue_key(connection, PEPPER, live.tenant_id, right))[1]
-    async with live.worker, live.gateway(clock=shifted(shift_s)) as served:
-        await told(served)
-        await eventually(lambda: len(served.gateway.catalog.current.keys) == 4)
+    async with live.worker, live.gateway(clock=shifted(shift_s)) as plane:
+        await told(plane)
+        await eventually(lambda: len(plane.gateway.catalog.current.keys) == 4)
         await asyncio.sleep((ends_at - datetime.now(UTC)).total_seconds() + 0.1)
         for name, key in issued.items():
             headers = {"authorization": f"Bearer {key}"}
-            answer = await served.client.get("/v1/models", headers=headers)
+            answer = await plane.client.get("/v1/models", headers=headers)
             assert answer.status_code == (200 if name == "lives" else 401), name

@@ -10,7 +10,7 @@ import pytest
 from admin.keys import keys
 from admin.keys.schemas import KeyCreate
 from store.records import TENANT_SCOPES, new_key
-from tests.gateway.live import Live, Served, eventually
+from tests.gateway.live import Live, Plane, eventually
 from tests.gateway.pepper import PEPPER
 
 
@@ -25,8 +25,8 @@ def bearing(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-async def knows(served: Served, key: str) -> bool:
-    answer = await served.client.get("/v1/models", headers=bearing(key))
+async def knows(plane: Plane, key: str) -> bool:
+    answer = await plane.client.get("/v1/models", headers=bearing(key))
     return answer.status_code != 401
 
 
@@ -56,14 +56,14 @@ async def test_a_key_with_a_list_knows_nothing_else(live: Live) -> None:
             live.tenant_id,
         )
     issued = [await issue(live, models=frozenset(listed)) for listed, _ in LISTS]
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         for key, (_, usable) in zip(issued, LISTS, strict=True):
-            await eventually(lambda key=key: knows(served, key))
-            listed = await served.client.get("/v1/models", headers=bearing(key))
+            await eventually(lambda key=key: knows(plane, key))
+            listed = await plane.client.get("/v1/models", headers=bearing(key))
             shown = {card["id"] for card in listed.json()["data"]}
             assert shown == usable & {"tiny", "bot", "bot@staging"}
             for name in [*NAMES, "nothing"]:
-                answers = await _ask_all(served, key, name)
+                answers = await _ask_all(plane, key, name)
                 if name in usable:
                     assert [answer.status_code for answer in answers] == [200] * 5, name
                 else:
@@ -72,9 +72,9 @@ async def test_a_key_with_a_list_knows_nothing_else(live: Live) -> None:
                     assert said == {UNKNOWN.format(name)}
 
 
-async def _ask_all(served: Served, key: str, name: str) -> list[httpx.Response]:
+async def _ask_all(plane: Plane, key: str, name: str) -> list[httpx.Response]:
     """Every route that takes a model's name."""
-    ask, headers = served.client, bearing(key)
+    ask, headers = plane.client, bearing(key)
     answers = [
         await ask.post(path, json=body | {"model": name}, headers=headers) for path, body in NAMED
     ]
@@ -88,12 +88,12 @@ async def test_a_forwarded_address_counts_from_trusted_proxies_only(
     inside = await issue(live, cidrs=("10.0.0.0/8",))
     local = await issue(live, cidrs=("127.0.0.0/8",))
     proxies = ["127.0.0.0/8"] if is_trusted else []
-    async with live.worker, live.gateway(trusted_proxies=proxies) as served:
-        await eventually(lambda: knows(served, local))
+    async with live.worker, live.gateway(trusted_proxies=proxies) as plane:
+        await eventually(lambda: knows(plane, local))
 
         async def status(key: str, forwarded: str | None) -> int:
             headers = bearing(key) | ({"x-forwarded-for": forwarded} if forwarded else {})
-            return (await served.client.get("/v1/models", headers=headers)).status_code
+            return (await plane.client.get("/v1/models", headers=headers)).status_code
 
         assert await status(inside, "10.1.2.3") == (200 if is_trusted else 403)
         assert await status(inside, "10.1.2.3, 192.0.2.1") == 403
@@ -104,9 +104,9 @@ async def test_a_forwarded_address_counts_from_trusted_proxies_only(
 
 
 async def test_the_last_use_is_told_when_a_gateway_leaves(live: Live) -> None:
-    async with live.worker, live.gateway() as served:
-        assert (await served.client.get("/v1/models")).status_code == 200
-        refused = await served.client.get("/v1/models", headers=bearing(new_key().text))
+    async with live.worker, live.gateway() as plane:
+        assert (await plane.client.get("/v1/models")).status_code == 200
+        refused = await plane.client.get("/v1/models", headers=bearing(new_key().text))
         assert refused.status_code == 401
     uses = await live.fetch("SELECT key_id FROM key_uses")
     assert [use["key_id"] for use in uses] == [live.key.split("_")[1]]

@@ -38,7 +38,7 @@ class Clock:
         return self.now
 
 
-class Bench:
+class Plane:
     """Gateways over one database, in one clock."""
 
     def __init__(self, renewal: FaultyRenewal) -> None:
@@ -86,203 +86,203 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(renewal: FaultyRenewal) -> Bench:
+async def plane(renewal: FaultyRenewal) -> Plane:
     for limit in (REQUESTS, AT_ONCE):
         await renewal.set(limit)
-    return Bench(renewal)
+    return Plane(renewal)
 
 
-async def test_most_requests_wait_for_nobody(bench: Bench) -> None:
-    async with bench.gateway() as leases:
-        await bench.take(leases)
+async def test_most_requests_wait_for_nobody(plane: Plane) -> None:
+    async with plane.gateway() as leases:
+        await plane.take(leases)
         for _ in range(60):
-            taking = asyncio.ensure_future(bench.take(leases))
+            taking = asyncio.ensure_future(plane.take(leases))
             await asyncio.sleep(0)
             assert taking.done()
             await asyncio.sleep(0.005)
-    assert bench.renewal.num_renewals < 15
+    assert plane.renewal.num_renewals < 15
 
 
-async def test_what_is_held_goes_on_without_the_database(bench: Bench) -> None:
+async def test_what_is_held_goes_on_without_the_database(plane: Plane) -> None:
     """What it does not cover waits for nothing."""
-    async with bench.gateway(wait_s=60) as leases:
-        await bench.take(leases)
-        await bench.away(leases)
+    async with plane.gateway(wait_s=60) as leases:
+        await plane.take(leases)
+        await plane.away(leases)
         async with asyncio.timeout(10):
             with pytest.raises(QuotaUnavailable):
                 for _ in range(REQUESTS.amount):
-                    await bench.take(leases)
+                    await plane.take(leases)
 
 
-async def test_who_waits_when_the_database_goes_has_of_the_share_too(bench: Bench) -> None:
-    async with bench.gateway(wait_s=60) as leases:
+async def test_who_waits_when_the_database_goes_has_of_the_share_too(plane: Plane) -> None:
+    async with plane.gateway(wait_s=60) as leases:
         for _ in range(30):
-            await bench.take(leases)
-        bench.renewal.is_away = True
-        bench.clock.now += 60
+            await plane.take(leases)
+        plane.renewal.is_away = True
+        plane.clock.now += 60
         async with asyncio.timeout(10):
-            await bench.take(leases)
+            await plane.take(leases)
 
 
-async def test_a_new_minute_without_the_database_has_the_share_of_the_last(bench: Bench) -> None:
+async def test_a_new_minute_without_the_database_has_the_share_of_the_last(plane: Plane) -> None:
     """All gateways together have no more than the limit, and each has what it had."""
-    async with bench.gateway("g1") as one, bench.gateway("g2") as two:
+    async with plane.gateway("g1") as one, plane.gateway("g2") as two:
         for _ in range(30):
-            await bench.take(one)
-        await bench.take(two)
-        await bench.away(one)
-        bench.clock.now += 60
+            await plane.take(one)
+        await plane.take(two)
+        await plane.away(one)
+        plane.clock.now += 60
         served: dict[Leases, int] = {}
         for leases in (one, two):
-            served[leases] = await bench.take_all(leases)
+            served[leases] = await plane.take_all(leases)
         assert served[one] >= 30 and served[two] >= 1
         assert sum(served.values()) <= REQUESTS.amount
         # Back again, what they took is known: nobody gets it twice.
-        bench.renewal.is_away = False
-        before = bench.renewal.num_renewals
-        await eventually(lambda: bench.renewal.num_renewals > before + 2)
-        served[one] += await bench.take_all(one)
+        plane.renewal.is_away = False
+        before = plane.renewal.num_renewals
+        await eventually(lambda: plane.renewal.num_renewals > before + 2)
+        served[one] += await plane.take_all(one)
     assert sum(served.values()) == REQUESTS.amount
 
 
-async def test_the_share_of_a_limit_that_was_lowered_is_a_share(bench: Bench) -> None:
+async def test_the_share_of_a_limit_that_was_lowered_is_a_share(plane: Plane) -> None:
     """All gateways together have no more than the limit, though each had more of the higher one."""
     lower = Limit(TENANT, Kind.REQUESTS_PER_MINUTE, 10)
-    async with bench.gateway("g1") as one, bench.gateway("g2") as two:
+    async with plane.gateway("g1") as one, plane.gateway("g2") as two:
         for leases in (one, two):
             for _ in range(40):
-                await bench.take(leases)
-        await bench.renewal.set(lower)
+                await plane.take(leases)
+        await plane.renewal.set(lower)
         for leases in (one, two):
-            assert await bench.take_all(leases, lower) == 0
-        await bench.away(one)
-        bench.clock.now += 60
-        num_served = [await bench.take_all(leases, lower) for leases in (one, two)]
+            assert await plane.take_all(leases, lower) == 0
+        await plane.away(one)
+        plane.clock.now += 60
+        num_served = [await plane.take_all(leases, lower) for leases in (one, two)]
     assert 0 < sum(num_served) <= lower.amount
 
 
-async def test_the_share_of_a_limit_that_was_raised_is_a_share_of_the_higher(bench: Bench) -> None:
+async def test_the_share_of_a_limit_that_was_raised_is_a_share_of_the_higher(plane: Plane) -> None:
     lower = Limit(TENANT, Kind.REQUESTS_PER_MINUTE, 10)
-    await bench.renewal.set(lower)
-    async with bench.gateway("g1") as one, bench.gateway("g2") as two:
+    await plane.renewal.set(lower)
+    async with plane.gateway("g1") as one, plane.gateway("g2") as two:
         for leases in (one, two):
-            await bench.take(leases, lower)
-        await bench.renewal.set(REQUESTS)
+            await plane.take(leases, lower)
+        await plane.renewal.set(REQUESTS)
         for leases in (one, two):
             for _ in range(40):
-                await bench.take(leases)
-        await bench.away(one)
-        bench.clock.now += 60
-        num_served = [await bench.take_all(leases) for leases in (one, two)]
+                await plane.take(leases)
+        await plane.away(one)
+        plane.clock.now += 60
+        num_served = [await plane.take_all(leases) for leases in (one, two)]
     assert 80 <= sum(num_served) <= REQUESTS.amount
 
 
-async def test_a_share_beside_a_grant_that_was_not_heard_of_is_part_of_it(bench: Bench) -> None:
-    async with bench.gateway() as leases:
+async def test_a_share_beside_a_grant_that_was_not_heard_of_is_part_of_it(plane: Plane) -> None:
+    async with plane.gateway() as leases:
         for _ in range(80):
-            await bench.take(leases)
-        bench.renewal.is_deaf = True
-        bench.clock.now += 60
-        num_served = await bench.take_all(leases)
-        bench.renewal.is_deaf = False
-        before = bench.renewal.num_renewals
+            await plane.take(leases)
+        plane.renewal.is_deaf = True
+        plane.clock.now += 60
+        num_served = await plane.take_all(leases)
+        plane.renewal.is_deaf = False
+        before = plane.renewal.num_renewals
         # The first of two has been applied when the second has ended.
-        await eventually(lambda: bench.renewal.num_renewals > before + 1)
-        num_served += await bench.take_all(leases)
+        await eventually(lambda: plane.renewal.num_renewals > before + 1)
+        num_served += await plane.take_all(leases)
     assert num_served == REQUESTS.amount
 
 
 @pytest.mark.parametrize(("limit", "until_next_s"), BUDGETS)
 async def test_of_a_new_budget_one_that_is_cut_off_alone_takes_nothing(
-    bench: Bench, limit: Limit, until_next_s: float
+    plane: Plane, limit: Limit, until_next_s: float
 ) -> None:
     """The others may be given all of it."""
-    await bench.renewal.set(limit)
-    async with bench.gateway("g1", wait_s=1.0) as one, bench.gateway("g2") as two:
+    await plane.renewal.set(limit)
+    async with plane.gateway("g1", wait_s=1.0) as one, plane.gateway("g2") as two:
         for _ in range(80):
-            await bench.take(one, limit)
-        bench.renewal.cut_off = "g1"
-        bench.clock.now += until_next_s
-        assert await bench.take_all(one, limit) == 0
-        assert await bench.take_all(two, limit) == limit.amount
+            await plane.take(one, limit)
+        plane.renewal.cut_off = "g1"
+        plane.clock.now += until_next_s
+        assert await plane.take_all(one, limit) == 0
+        assert await plane.take_all(two, limit) == limit.amount
 
 
-async def test_the_slice_of_the_next_minute_is_there_when_it_begins(bench: Bench) -> None:
-    async with bench.gateway() as leases:
-        bench.clock.now += 60 - AHEAD_S + 1
-        await bench.take(leases)
-        before = bench.renewal.num_renewals
-        await eventually(lambda: bench.renewal.num_renewals > before + 1)
-        bench.clock.now += AHEAD_S
-        taking = asyncio.ensure_future(bench.take(leases))
+async def test_the_slice_of_the_next_minute_is_there_when_it_begins(plane: Plane) -> None:
+    async with plane.gateway() as leases:
+        plane.clock.now += 60 - AHEAD_S + 1
+        await plane.take(leases)
+        before = plane.renewal.num_renewals
+        await eventually(lambda: plane.renewal.num_renewals > before + 1)
+        plane.clock.now += AHEAD_S
+        taking = asyncio.ensure_future(plane.take(leases))
         await asyncio.sleep(0)
         assert taking.done()
 
 
-async def test_after_its_life_time_a_slice_is_worth_nothing(bench: Bench) -> None:
-    async with bench.gateway(lifetime_s=1.0) as leases:
-        await bench.take(leases)
-        await bench.away(leases)
+async def test_after_its_life_time_a_slice_is_worth_nothing(plane: Plane) -> None:
+    async with plane.gateway(lifetime_s=1.0) as leases:
+        await plane.take(leases)
+        await plane.away(leases)
         await asyncio.sleep(1.1)
         with pytest.raises(QuotaUnavailable):
-            await bench.take(leases)
-        await bench.renewal.release(["g1"])
-        bench.renewal.is_away = False
+            await plane.take(leases)
+        await plane.renewal.release(["g1"])
+        plane.renewal.is_away = False
         await eventually(lambda: leases.holder == "g1#1")
-        await bench.take(leases)
+        await plane.take(leases)
 
 
-async def test_who_is_heard_of_again_holds_nothing_ready(bench: Bench) -> None:
+async def test_who_is_heard_of_again_holds_nothing_ready(plane: Plane) -> None:
     """Others may have been given what it held of rates; what is under way goes on."""
-    async with bench.gateway(lifetime_s=1.0) as leases:
-        (held,) = await bench.take(leases, AT_ONCE)
-        await bench.away(leases)
+    async with plane.gateway(lifetime_s=1.0) as leases:
+        (held,) = await plane.take(leases, AT_ONCE)
+        await plane.away(leases)
         await asyncio.sleep(1.1)
-        bench.renewal.is_away = False
+        plane.renewal.is_away = False
 
         async def is_returned() -> bool:
-            return await bench.renewal.held(held.quota.key) == 1
+            return await plane.renewal.held(held.quota.key) == 1
 
         await eventually(is_returned)
-        await bench.take(leases, AT_ONCE, 9)
+        await plane.take(leases, AT_ONCE, 9)
         assert leases.holder == "g1"
 
 
 @pytest.mark.parametrize("limit", [AT_ONCE, REQUESTS, TOKENS])
-async def test_after_a_refusal_others_are_refused_at_once(bench: Bench, limit: Limit) -> None:
+async def test_after_a_refusal_others_are_refused_at_once(plane: Plane, limit: Limit) -> None:
     """They wait for nothing and ask nobody, unless they need less or what they need is here."""
-    await bench.renewal.set(limit)
-    async with bench.gateway("g1") as one, bench.gateway("g2") as two:
-        await bench.take(one, limit, limit.amount - 1)
-        (held,) = await bench.take(two, limit)
-        assert await is_refused_at_once(bench, two, limit, 2) is False
+    await plane.renewal.set(limit)
+    async with plane.gateway("g1") as one, plane.gateway("g2") as two:
+        await plane.take(one, limit, limit.amount - 1)
+        (held,) = await plane.take(two, limit)
+        assert await is_refused_at_once(plane, two, limit, 2) is False
         waits = telemetry.limit_waits.totals()
         for amount in (2, 3, limit.amount) * 10:
-            assert await is_refused_at_once(bench, two, limit, amount)
+            assert await is_refused_at_once(plane, two, limit, amount)
         assert telemetry.limit_waits.totals() == waits
         two.settle(held, 0)
-        await bench.take(two, limit)
+        await plane.take(two, limit)
 
 
-async def test_a_recall_that_nobody_follows_is_waited_for_once(bench: Bench) -> None:
+async def test_a_recall_that_nobody_follows_is_waited_for_once(plane: Plane) -> None:
     """Of a gateway that was killed. While one request asks again, all others are refused."""
-    async with bench.gateway("g1") as one:
-        await bench.take(one, AT_ONCE, AT_ONCE.amount)
-    async with bench.gateway("g2", wait_s=0.3) as two:
+    async with plane.gateway("g1") as one:
+        await plane.take(one, AT_ONCE, AT_ONCE.amount)
+    async with plane.gateway("g2", wait_s=0.3) as two:
         for _ in range(2):
-            assert await is_refused_at_once(bench, two, AT_ONCE, 1) is False
-            assert await is_refused_at_once(bench, two, AT_ONCE, 1)
+            assert await is_refused_at_once(plane, two, AT_ONCE, 1) is False
+            assert await is_refused_at_once(plane, two, AT_ONCE, 1)
             await asyncio.sleep(REFUSED_S)
-        asking = asyncio.ensure_future(bench.take(two, AT_ONCE))
+        asking = asyncio.ensure_future(plane.take(two, AT_ONCE))
         await asyncio.sleep(0)
-        assert await is_refused_at_once(bench, two, AT_ONCE, 1) and not asking.done()
+        assert await is_refused_at_once(plane, two, AT_ONCE, 1) and not asking.done()
         with pytest.raises(QuotaExceeded):
             await asking
 
 
-async def is_refused_at_once(bench: Bench, leases: Leases, limit: Limit, amount: int) -> bool:
+async def is_refused_at_once(plane: Plane, leases: Leases, limit: Limit, amount: int) -> bool:
     """Whether the request, which is refused, did not wait."""
-    taking = asyncio.ensure_future(bench.take(leases, limit, amount))
+    taking = asyncio.ensure_future(plane.take(leases, limit, amount))
     await asyncio.sleep(0)
     is_at_once = taking.done()
     with pytest.raises(QuotaExceeded):
@@ -290,73 +290,73 @@ async def is_refused_at_once(bench: Bench, leases: Leases, limit: Limit, amount:
     return is_at_once
 
 
-async def test_what_comes_back_goes_at_once_to_who_waits(bench: Bench) -> None:
-    async with bench.gateway() as leases:
-        (held,) = await bench.take(leases, AT_ONCE, 10)
-        bench.renewal.delay_s = 0.9
-        waiting = asyncio.create_task(bench.take(leases, AT_ONCE))
+async def test_what_comes_back_goes_at_once_to_who_waits(plane: Plane) -> None:
+    async with plane.gateway() as leases:
+        (held,) = await plane.take(leases, AT_ONCE, 10)
+        plane.renewal.delay_s = 0.9
+        waiting = asyncio.create_task(plane.take(leases, AT_ONCE))
         await asyncio.sleep(0.1)
         leases.settle(held, 0)
         async with asyncio.timeout(0.3):
             await waiting
 
 
-async def test_who_has_nothing_to_give_back_says_so(bench: Bench) -> None:
+async def test_who_has_nothing_to_give_back_says_so(plane: Plane) -> None:
     """So that who asked is refused then, and not when it has waited for as long as it may."""
-    async with bench.gateway("g1") as one, bench.gateway("g2", wait_s=60) as two:
-        await bench.take(one, AT_ONCE, 10)
+    async with plane.gateway("g1") as one, plane.gateway("g2", wait_s=60) as two:
+        await plane.take(one, AT_ONCE, 10)
         async with asyncio.timeout(10):
             with pytest.raises(QuotaExceeded):
-                await bench.take(two, AT_ONCE)
+                await plane.take(two, AT_ONCE)
 
 
-async def test_who_gives_up_waiting_takes_nothing(bench: Bench) -> None:
-    async with bench.gateway() as leases:
+async def test_who_gives_up_waiting_takes_nothing(plane: Plane) -> None:
+    async with plane.gateway() as leases:
         for _ in range(20):
-            waiting = asyncio.create_task(bench.take(leases, AT_ONCE, 10))
+            waiting = asyncio.create_task(plane.take(leases, AT_ONCE, 10))
             await asyncio.sleep(0)
             waiting.cancel()
             with suppress(asyncio.CancelledError):
                 (hold,) = await waiting
                 leases.settle(hold, 0)
         await asyncio.sleep(SWEEP_INTERVAL_S)
-        await bench.take(leases, AT_ONCE, 10)
+        await plane.take(leases, AT_ONCE, 10)
 
 
-async def test_a_limit_that_is_lowered_holds_at_once(bench: Bench) -> None:
+async def test_a_limit_that_is_lowered_holds_at_once(plane: Plane) -> None:
     """What was granted under the higher one goes back."""
     lower = Limit(TENANT, Kind.REQUESTS_PER_MINUTE, 10)
-    async with bench.gateway() as leases:
+    async with plane.gateway() as leases:
         for _ in range(8):
-            await bench.take(leases)
-        await bench.renewal.set(lower)
+            await plane.take(leases)
+        await plane.renewal.set(lower)
         for _ in range(2):
-            await bench.take(leases, lower)
+            await plane.take(leases, lower)
         with pytest.raises(QuotaExceeded):
-            await bench.take(leases, lower)
+            await plane.take(leases, lower)
 
 
-async def test_of_a_limit_below_what_is_taken_nothing_is_left(bench: Bench) -> None:
+async def test_of_a_limit_below_what_is_taken_nothing_is_left(plane: Plane) -> None:
     """And not less than that, in what a caller is told."""
     lower = Limit(TENANT, Kind.REQUESTS_PER_MINUTE, 5)
-    async with bench.gateway() as leases:
+    async with plane.gateway() as leases:
         for _ in range(8):
-            await bench.take(leases)
-        await bench.renewal.set(lower)
+            await plane.take(leases)
+        await plane.renewal.set(lower)
         with pytest.raises(QuotaExceeded, match="is 5; 0 of it is left"):
-            await bench.take(leases, lower)
+            await plane.take(leases, lower)
 
 
-async def test_who_leaves_amid_an_renewal_ends_it_first(bench: Bench) -> None:
+async def test_who_leaves_amid_an_renewal_ends_it_first(plane: Plane) -> None:
     """Its answer may be a grant that nobody would give back."""
-    async with bench.gateway(leaves=True) as leases:
-        await bench.take(leases)
-        bench.renewal.delay_s = 0.2
-        waiting = asyncio.create_task(bench.take(leases, REQUESTS, 80))
-        before = bench.renewal.num_renewals
+    async with plane.gateway(leaves=True) as leases:
+        await plane.take(leases)
+        plane.renewal.delay_s = 0.2
+        waiting = asyncio.create_task(plane.take(leases, REQUESTS, 80))
+        before = plane.renewal.num_renewals
         await asyncio.sleep(0.1)
         waiting.cancel()
-        assert bench.renewal.num_renewals == before
-    async with bench.gateway("g2") as other:
-        bench.renewal.delay_s = 0.0
-        assert await bench.take_all(other) >= REQUESTS.amount - 2
+        assert plane.renewal.num_renewals == before
+    async with plane.gateway("g2") as other:
+        plane.renewal.delay_s = 0.0
+        assert await plane.take_all(other) >= REQUESTS.amount - 2

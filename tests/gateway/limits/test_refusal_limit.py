@@ -32,7 +32,7 @@ from tests.admin.lifecycle import make_tenant
 from tests.gateway.http.test_bodies import posting
 from tests.gateway.limits.test_quotas import limited
 from tests.gateway.limits.test_request_charge import CALLS, ON_WORKER, call
-from tests.gateway.live import Live, Served, eventually
+from tests.gateway.live import Live, Plane, eventually
 from tests.gateway.pepper import PEPPER
 from tests.scripted_worker import Reply
 from web.body_budget import BodyBudget
@@ -44,7 +44,7 @@ PATH = "/v1/completions"
 BODY = json.dumps({"model": "tiny", "prompt": "Hi", "max_tokens": 3}).encode()
 
 
-class Bench:
+class Setup:
     """A limit of 60 refusals a minute, with a clock of its own."""
 
     def __init__(self) -> None:
@@ -68,90 +68,90 @@ class Bench:
 
 
 def test_a_minute_s_refusals_may_come_at_once_and_come_back_one_by_one() -> None:
-    bench = Bench()
-    assert [bench.refuse() for _ in range(61)] == [True] * 60 + [False]
-    assert bench.refused_for() == pytest.approx(1.0)
-    assert not bench.refused_for("b")
-    bench.now += 1.0
-    assert bench.refuse() and not bench.refuse()
+    setup = Setup()
+    assert [setup.refuse() for _ in range(61)] == [True] * 60 + [False]
+    assert setup.refused_for() == pytest.approx(1.0)
+    assert not setup.refused_for("b")
+    setup.now += 1.0
+    assert setup.refuse() and not setup.refuse()
 
 
 def test_bytes_count_as_refusals() -> None:
-    bench = Bench()
-    assert [bench.refuse(9 * UNIT_BYTES) for _ in range(7)] == [True] * 6 + [False]
-    bench.now += 1.0
+    setup = Setup()
+    assert [setup.refuse(9 * UNIT_BYTES) for _ in range(7)] == [True] * 6 + [False]
+    setup.now += 1.0
     # Of this one, too, no more is known before it is read.
-    assert bench.refuse(9 * UNIT_BYTES)
-    assert bench.refused_for() == pytest.approx(10.0)
+    assert setup.refuse(9 * UNIT_BYTES)
+    assert setup.refused_for() == pytest.approx(10.0)
 
 
 def test_what_is_served_counts_for_nothing_however_much_is_in_flight() -> None:
-    bench = Bench()
+    setup = Setup()
     for _ in range(10):
-        assert not any(bench.refused_for(num_bytes=MIB) for _ in range(1000))
+        assert not any(setup.refused_for(num_bytes=MIB) for _ in range(1000))
         for _ in range(1000):
-            bench.limit.end("a", MIB, None)
-    assert bench.refuse()
+            setup.limit.end("a", MIB, None)
+    assert setup.refuse()
 
 
 def test_a_length_beyond_the_precision_of_floats_is_counted_exactly() -> None:
     """Or the requests beside it would end more often than they began."""
-    bench = Bench()
-    bench.limit.begin("a", (1 << 64) - 1)
+    setup = Setup()
+    setup.limit.begin("a", (1 << 64) - 1)
     for _ in range(100):
-        bench.limit.begin("a", 1000)
-    bench.limit.end("a", (1 << 64) - 1, 0)
+        setup.limit.begin("a", 1000)
+    setup.limit.end("a", (1 << 64) - 1, 0)
     for _ in range(100):
-        bench.limit.end("a", 1000, None)
+        setup.limit.end("a", 1000, None)
 
 
 def test_of_a_tenant_that_was_refused_often_no_more_are_begun_than_may_be_refused() -> None:
     """Those that are served make room for others at once."""
-    bench = Bench()
+    setup = Setup()
     for _ in range(50):
-        bench.refuse()
-    assert [bool(bench.refused_for()) for _ in range(12)] == [False] * 10 + [True] * 2
-    bench.limit.end("a", 0, None)
-    assert not bench.refused_for() and bench.refused_for()
-    bench.limit.end("a", 0, 0)
-    assert bench.refused_for() == pytest.approx(1.0)
+        setup.refuse()
+    assert [bool(setup.refused_for()) for _ in range(12)] == [False] * 10 + [True] * 2
+    setup.limit.end("a", 0, None)
+    assert not setup.refused_for() and setup.refused_for()
+    setup.limit.end("a", 0, 0)
+    assert setup.refused_for() == pytest.approx(1.0)
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 10 * MIB)), max_size=60))
 def test_no_tenant_waits_longer_than_its_debt(uses: list[tuple[float, int]]) -> None:
-    bench = Bench()
+    setup = Setup()
     for pause_s, num_bytes in uses:
-        bench.now += pause_s
-        bench.refuse(num_bytes)
+        setup.now += pause_s
+        setup.refuse(num_bytes)
         # What is begun here stays in flight.
-        assert bench.refused_for() <= MAX_DEBT_S
-    bench.now += BURST_S + MAX_DEBT_S
-    assert not bench.refused_for()
+        assert setup.refused_for() <= MAX_DEBT_S
+    setup.now += BURST_S + MAX_DEBT_S
+    assert not setup.refused_for()
 
 
 def test_refusals_before_the_body_is_read_are_answered_in_turn() -> None:
     """Those beyond a burst wait, each a little longer, until it would be too long."""
-    bench = Bench()
-    at_once = {bench.limit.delay_s("a") for _ in range(round(UNREAD_PER_S * UNREAD_BURST_S))}
+    setup = Setup()
+    at_once = {setup.limit.delay_s("a") for _ in range(round(UNREAD_PER_S * UNREAD_BURST_S))}
     assert at_once == {0.0}
     num_waiting = round(MAX_DELAY_S * UNREAD_PER_S)
-    delays = [bench.limit.delay_s("a") for _ in range(num_waiting - 1)]
+    delays = [setup.limit.delay_s("a") for _ in range(num_waiting - 1)]
     assert delays == pytest.approx([each / UNREAD_PER_S for each in range(1, num_waiting)])
-    assert MAX_DELAY_S in {bench.limit.delay_s("a") for _ in range(3)}
-    assert bench.limit.delay_s("b") == 0.0
-    bench.now += MAX_DELAY_S + UNREAD_BURST_S
-    assert bench.limit.delay_s("a") == 0.0
+    assert MAX_DELAY_S in {setup.limit.delay_s("a") for _ in range(3)}
+    assert setup.limit.delay_s("b") == 0.0
+    setup.now += MAX_DELAY_S + UNREAD_BURST_S
+    assert setup.limit.delay_s("a") == 0.0
 
 
 def test_bytes_that_are_thrown_away_make_the_next_refusals_wait() -> None:
-    bench = Bench()
-    bench.limit.add_unread("a", UNREAD_BYTES_PER_S)
-    assert bench.limit.delay_s("a") == pytest.approx(1.0 - UNREAD_BURST_S + 1 / UNREAD_PER_S)
-    bench.limit.add_unread("a", 5 * UNREAD_BYTES_PER_S)
-    assert bench.limit.delay_s("a") == MAX_DELAY_S
-    assert bench.limit.delay_s("b") == 0.0
+    setup = Setup()
+    setup.limit.add_unread("a", UNREAD_BYTES_PER_S)
+    assert setup.limit.delay_s("a") == pytest.approx(1.0 - UNREAD_BURST_S + 1 / UNREAD_PER_S)
+    setup.limit.add_unread("a", 5 * UNREAD_BYTES_PER_S)
+    assert setup.limit.delay_s("a") == MAX_DELAY_S
+    assert setup.limit.delay_s("b") == 0.0
     # They are no refusals whose bodies were read.
-    assert not bench.refused_for()
+    assert not setup.refused_for()
 
 
 async def other_tenant(live: Live) -> dict[str, str]:
@@ -186,31 +186,31 @@ async def test_whatever_a_request_is_refused_for_after_it_is_read_counts(
     live.worker.script = lambda _: reply
     body = json.dumps({"model": "tiny", "prompt": "Hi", "max_tokens": 3} | fields).encode()
     others = await other_tenant(live)
-    async with live.worker, live.gateway(tenant_refusals_per_minute=MANY) as served:
+    async with live.worker, live.gateway(tenant_refusals_per_minute=MANY) as plane:
         if limits:
-            await limited(live, served, **limits)
-        refused = [await served.client.post(PATH, content=body) for _ in range(MANY)]
+            await limited(live, plane, **limits)
+        refused = [await plane.client.post(PATH, content=body) for _ in range(MANY)]
         assert [answer.status_code for answer in refused] == [status] * MANY
         num_received = len(live.worker.requests)
         # Nothing of the body is sent, and the answer comes all the same.
-        async with posting(served, live.key, PATH, 9 * MIB) as request:
+        async with posting(plane, live.key, PATH, 9 * MIB) as request:
             answered, head, error = await request.answer()
         assert (answered, error["code"]) == (429, "too_many_refusals")  # type: ignore[index]
         assert b"retry-after: " in head and b"x-should-retry" not in head
         assert len(live.worker.requests) == num_received
         live.worker.script = lambda _: Reply([65])
-        answer = await served.client.post(PATH, content=BODY, headers=others)
+        answer = await plane.client.post(PATH, content=BODY, headers=others)
         assert answer.status_code == 200
 
 
 async def test_every_route_with_a_key_is_held_to_it(live: Live) -> None:
     """In the shape of its dialect. Requests that are served count for nothing."""
-    async with live.worker, live.gateway(tenant_refusals_per_minute=MANY) as served:
+    async with live.worker, live.gateway(tenant_refusals_per_minute=MANY) as plane:
         for _ in range(MANY):
-            assert (await call(served, PATH)).status_code == 200
+            assert (await call(plane, PATH)).status_code == 200
         for _ in range(MANY):
-            assert (await served.complete("nobody")).status_code == 404
-        answers = {path: await call(served, path) for path in CALLS}
+            assert (await plane.complete("nobody")).status_code == 404
+        answers = {path: await call(plane, path) for path in CALLS}
         assert {path for path, each in answers.items() if each.status_code != 429} == set()
         assert {code_of(each) for each in answers.values()} == {"too_many_refusals"}
         error = answers["/v1/messages"].json()
@@ -227,18 +227,18 @@ async def test_bytes_that_are_read_of_refused_requests_count(live: Live, is_chun
 
     async with (
         live.worker,
-        live.gateway(tenant_refusals_per_minute=4 * 300_000 // UNIT_BYTES) as served,
+        live.gateway(tenant_refusals_per_minute=4 * 300_000 // UNIT_BYTES) as plane,
     ):
         codes: list[str] = []
         for _ in range(5):
             content = chunks() if is_chunked else body
-            codes.append(code_of(await served.client.post(PATH, content=content)))
+            codes.append(code_of(await plane.client.post(PATH, content=content)))
     assert codes == ["model_not_found"] * 4 + ["too_many_refusals"]
 
 
-async def exhausted(live: Live, served: Served) -> None:
+async def exhausted(live: Live, plane: Plane) -> None:
     for _ in range(MANY):
-        assert (await served.complete("nobody")).status_code == 404
+        assert (await plane.complete("nobody")).status_code == 404
 
 
 SHORT, LONG = 20_000, 2 * MIB
@@ -250,10 +250,10 @@ async def test_the_connection_goes_on_after_a_body_that_is_not_read(
     live: Live, path: str, length: int
 ) -> None:
     """With the body after the answer, with all of it before, and in chunks."""
-    async with live.worker, live.gateway(tenant_refusals_per_minute=MANY) as served:
-        await exhausted(live, served)
+    async with live.worker, live.gateway(tenant_refusals_per_minute=MANY) as plane:
+        await exhausted(live, plane)
         head = f"POST {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {live.key}\r\n"
-        async with posting(served, live.key, path, length) as request:
+        async with posting(plane, live.key, path, length) as request:
             assert (await request.answer())[0] == 429
             await request.send(bytes(length))
             await request.send(f"{head}content-length: {length}\r\n\r\n".encode() + bytes(length))
@@ -268,10 +268,10 @@ async def test_the_connection_goes_on_after_a_body_that_is_not_read(
 
 async def test_beyond_all_turns_the_connection_is_closed(live: Live) -> None:
     """After an answer that says so."""
-    async with live.worker, live.gateway(tenant_refusals_per_minute=MANY) as served:
-        await exhausted(live, served)
-        served.gateway.refusals.add_unread(live.tenant_id, 7 * UNREAD_BYTES_PER_S)
-        async with posting(served, live.key, PATH, LONG) as request:
+    async with live.worker, live.gateway(tenant_refusals_per_minute=MANY) as plane:
+        await exhausted(live, plane)
+        plane.gateway.refusals.add_unread(live.tenant_id, 7 * UNREAD_BYTES_PER_S)
+        async with posting(plane, live.key, PATH, LONG) as request:
             status, head, error = await request.answer()
             assert status == 429 and b"connection: close" in head
             assert error["code"] == "too_many_refusals"  # type: ignore[index]
@@ -294,13 +294,13 @@ async def test_refusals_that_wait_for_their_turn_hold_no_bytes_of_others(
     monkeypatch.setattr(http_request, "_wait_for_turn", wait_for_turn)
     async with (
         live.worker,
-        live.gateway(tenant_refusals_per_minute=MANY, bodies=budget) as served,
+        live.gateway(tenant_refusals_per_minute=MANY, bodies=budget) as plane,
         AsyncExitStack() as stack,
     ):
-        await exhausted(live, served)
+        await exhausted(live, plane)
         waiting: list[asyncio.Task[tuple[int, bytes, Any]]] = []
         for number in range(7):
-            request = await stack.enter_async_context(posting(served, live.key, "/livez", 0))
+            request = await stack.enter_async_context(posting(plane, live.key, "/livez", 0))
             await request.answer()
             await request.send(
                 f"POST {PATH} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {live.key}\r\n"
@@ -313,7 +313,7 @@ async def test_refusals_that_wait_for_their_turn_hold_no_bytes_of_others(
             else:
                 assert (await request.answer())[0] == 429
         assert not any(answer.done() for answer in waiting) and budget.num_unowned_bytes == 0
-        answer = await served.client.post(PATH, content=BODY, headers=others)
+        answer = await plane.client.post(PATH, content=BODY, headers=others)
         assert answer.status_code == 200
         may_answer.set()
         assert {status for status, _, _ in await asyncio.gather(*waiting)} == {429}
@@ -323,13 +323,13 @@ async def test_refusals_that_wait_for_their_turn_hold_no_bytes_of_others(
 async def test_too_many_at_once_are_not_counted(live: Live) -> None:
     """Their bodies are not read either. They keep their own answer however many there are."""
     live.worker.script, live.worker.step_s = lambda _: Reply([65], never_ends=True), 0.05
-    async with live.worker, live.gateway(tenant_refusals_per_minute=MANY) as served:
-        await limited(live, served, concurrent_requests=1)
-        async with served.client.stream(
+    async with live.worker, live.gateway(tenant_refusals_per_minute=MANY) as plane:
+        await limited(live, plane, concurrent_requests=1)
+        async with plane.client.stream(
             "POST", PATH, json={"model": "tiny", "prompt": "Hi", "stream": True, "max_tokens": 500}
         ) as first:
             assert first.status_code == 200
             for _ in range(3):
                 for path in ON_WORKER:
-                    answer = await call(served, path)
+                    answer = await call(plane, path)
                     assert answer.status_code == 429 and code_of(answer) == "rate_limit_exceeded"

@@ -76,7 +76,7 @@ class Asked:
         return sum(len(c["token_ids"]) for chunk in chunks for c in chunk.get("choices", []))
 
 
-class House:
+class Plane:
     """A gateway and its workers, in steps: nothing is computed while a client acts."""
 
     def __init__(self, store: Path, wal: Path, seed: int) -> None:
@@ -285,11 +285,11 @@ def bills(wal: Path) -> dict[str, UsageRecord]:
 NOTHING = (0, 0, 0)
 
 
-def differences(house: House, billed: dict[str, UsageRecord]) -> list[str]:
+def differences(plane: Plane, billed: dict[str, UsageRecord]) -> list[str]:
     """What a bill says and its request's workers do not, or its client."""
     found: list[str] = []
-    for asked in house.asked:
-        bill, count = billed.get(asked.request_id), house.counts[asked.request_id]
+    for asked in plane.asked:
+        bill, count = billed.get(asked.request_id), plane.counts[asked.request_id]
         told = NOTHING
         if bill is not None:
             told = bill.prompt_tokens, bill.cached_tokens, bill.completion_tokens
@@ -307,41 +307,41 @@ async def test_a_scored_prompt_of_many_choices_is_computed_once(
     store: Path, tmp_path: Path
 ) -> None:
     """But for its last page, which each choice needs for its own first token."""
-    house = House(store, tmp_path, SEED)
+    plane = Plane(store, tmp_path, SEED)
     prompt = [number % 90 for number in range(170)]
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "n": 8, "ignore_eos": True}
     body |= {"echo": True, "logprobs": 1, "stream": False, "return_token_ids": True}
-    async with house.running():
-        await house.run([Asked(body, None, asyncio.Future())], is_calm=True)
-    (asked,) = house.asked
+    async with plane.running():
+        await plane.run([Asked(body, None, asyncio.Future())], is_calm=True)
+    (asked,) = plane.asked
     choices = json.loads(asked.data)["choices"]
     assert all(len(choice["logprobs"]["tokens"]) == 170 for choice in choices)
-    (count,) = house.counts.values()
+    (count,) = plane.counts.values()
     assert count.num_computed <= len(prompt) + 7 * PAGE_TOKENS
-    assert differences(house, bills(tmp_path)) == []
+    assert differences(plane, bills(tmp_path)) == []
 
 
 async def test_a_refused_choice_leaves_the_tokens_of_the_others_billed(
     store: Path, tmp_path: Path
 ) -> None:
     """Though their text is never sent: a failed request pays for what was emitted until then."""
-    house = House(store, tmp_path, SEED)
+    plane = Plane(store, tmp_path, SEED)
     shapes = [(8, 1, 30, False), (8, 2, 30, False), (9, 1, 60, False), (8, 1, 30, True)]
-    async with house.running():
+    async with plane.running():
         for num_prompts, num_choices, max_tokens, is_stream in shapes:
             # So long that the three workers have pages for six of them at most.
-            prompts = [house.tokens(400) for _ in range(num_prompts)]
+            prompts = [plane.tokens(400) for _ in range(num_prompts)]
             body = {"model": "tiny", "prompt": prompts, "n": num_choices, "max_tokens": max_tokens}
             body |= {"stream": is_stream, "ignore_eos": True, "return_token_ids": True}
-            await house.run_refused(Asked(body, None, asyncio.Future()))
+            await plane.run_refused(Asked(body, None, asyncio.Future()))
     billed = bills(tmp_path)
-    assert [asked.status for asked in house.asked] == [503, 503, 503, 200]
-    for asked in house.asked:
+    assert [asked.status for asked in plane.asked] == [503, 503, 503, 200]
+    for asked in plane.asked:
         bill = billed[asked.request_id]
         assert bill.status is Status.FAILED
         assert None in bill.finish_reasons
         assert bill.completion_tokens > 0
-    assert differences(house, billed) == []
+    assert differences(plane, billed) == []
 
 
 @pytest.mark.soak
@@ -352,35 +352,35 @@ async def test_bills_are_what_was_computed_found_and_emitted(
     """To the token, with choices, prompts, scores, expiry, refusals, departures, preemptions and
     workers that are lost, and that report later than the answer to a failed request waits."""
     monkeypatch.setattr("gateway.http.streaming.ANSWER_WAIT_S", 0.0)
-    house = House(store, tmp_path, SEED)
-    async with house.running():
-        await house.run(house.request() for _ in range(NUM_REQUESTS))
-        failover = house.gateway.failover
+    plane = Plane(store, tmp_path, SEED)
+    async with plane.running():
+        await plane.run(plane.request() for _ in range(NUM_REQUESTS))
+        failover = plane.gateway.failover
     billed = bills(tmp_path)
-    wrong = differences(house, billed)
+    wrong = differences(plane, billed)
     assert not wrong, "\n".join([f"{len(wrong)} bills are wrong:", *wrong[:20]])
-    counts = house.counts.values()
-    seen = house.events | Counter(
+    counts = plane.counts.values()
+    seen = plane.events | Counter(
         {
-            "preempted": sum(worker.num_preemptions for worker in house.workers),
+            "preempted": sum(worker.num_preemptions for worker in plane.workers),
             "computed again": sum(
                 c.num_computed - (c.num_positions - c.num_cached) for c in counts
             ),
             "retried": failover.num_retried,
             "resumed": failover.num_resumed,
-            "expired": sum(asked.status == 504 for asked in house.asked),
+            "expired": sum(asked.status == 504 for asked in plane.asked),
             "expired midway": sum(
-                asked.status == 504 and asked.request_id in billed for asked in house.asked
+                asked.status == 504 and asked.request_id in billed for asked in plane.asked
             ),
-            "refused": sum(asked.is_refused for asked in house.asked),
+            "refused": sum(asked.is_refused for asked in plane.asked),
             "refused midway": sum(
-                asked.is_refused and asked.request_id in billed for asked in house.asked
+                asked.is_refused and asked.request_id in billed for asked in plane.asked
             ),
             "refused after tokens": sum(
                 asked.is_refused
                 and asked.request_id in billed
                 and billed[asked.request_id].completion_tokens > 0
-                for asked in house.asked
+                for asked in plane.asked
             ),
             "left in a prompt": sum(
                 bill.status is Status.CANCELLED and not bill.completion_tokens

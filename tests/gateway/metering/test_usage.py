@@ -18,7 +18,7 @@ from gateway.metering.usage_loader import AT_ONCE, FIRST_PAUSE_S, UsageLoader, U
 from gateway.metering.wal import WriteAheadLog
 from gateway.metering.wal_files import frame, read_frames
 from store.queries import sql
-from tests.gateway.live import Live, Served, eventually
+from tests.gateway.live import Live, Plane, eventually
 from tests.scripted_worker import Reply
 from workers.wire.protocol import ErrorCode, Generate
 
@@ -52,9 +52,9 @@ def endless(_: Generate) -> Reply:
 async def test_a_row_says_all_but_what_was_said(live: Live) -> None:
     live.worker.script = lambda _: Reply([65, 66, 67], num_cached_tokens=2)
     await live.make_ready("a")
-    async with live.worker, live.gateway("gateway-1") as served:
-        served.client.headers["traceparent"] = f"00-{TRACE}-00f067aa0ba902b7-01"
-        answer = await served.complete(prompt=SECRET, max_tokens=8, user=SECRET)
+    async with live.worker, live.gateway("gateway-1") as plane:
+        plane.client.headers["traceparent"] = f"00-{TRACE}-00f067aa0ba902b7-01"
+        answer = await plane.complete(prompt=SECRET, max_tokens=8, user=SECRET)
         (row,) = await rows(live, 1)
     usage = answer.json()["usage"]
     assert row["request_id"] == answer.headers["x-request-id"]
@@ -74,30 +74,30 @@ async def test_a_row_says_all_but_what_was_said(live: Live) -> None:
 
 
 async def test_the_base_alone_has_no_adapter(live: Live) -> None:
-    async with live.worker, live.gateway() as served:
-        served.client.headers["traceparent"] = f"00-{TRACE}-00f067aa0ba902b7-01-no-trace"
-        await served.complete("tiny")
+    async with live.worker, live.gateway() as plane:
+        plane.client.headers["traceparent"] = f"00-{TRACE}-00f067aa0ba902b7-01-no-trace"
+        await plane.complete("tiny")
         (row,) = await rows(live, 1)
     assert (row["model"], row["adapter"], row["adapter_version"]) == ("tiny", None, None)
     assert row["trace_id"] is None
 
 
 async def test_a_segment_may_have_more_than_one_load(live: Live) -> None:
-    async with live.worker, live.gateway() as served:
-        await served.complete("tiny")
+    async with live.worker, live.gateway() as plane:
+        await plane.complete("tiny")
         (row,) = await rows(live, 1)
         for i in range(AT_ONCE + 2):
-            served.gateway.wal.append(encoded(row, request_id=str(i)))
+            plane.gateway.wal.append(encoded(row, request_id=str(i)))
         await rows(live, AT_ONCE + 3)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_prompt_counts_once_however_many_choices(live: Live, stream: bool) -> None:
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         fields = {"prompt": ["Hi", "Hello"], "n": 3, "max_tokens": 3, "stream": stream}
         if stream:
             fields["stream_options"] = {"include_usage": True}
-        answer = await served.complete("tiny", **fields)
+        answer = await plane.complete("tiny", **fields)
         assert answer.status_code == 200
         (row,) = await rows(live, 1)
     assert (row["prompt_tokens"], row["completion_tokens"]) == (7, 18)
@@ -108,9 +108,9 @@ async def test_a_prompt_counts_once_however_many_choices(live: Live, stream: boo
 
 async def test_a_client_that_leaves_pays_for_what_was_generated(live: Live) -> None:
     live.worker.script, live.worker.step_s = endless, 0.01
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         body = {"model": "tiny", "prompt": "Hi", "max_tokens": 500, "stream": True}
-        async with served.client.stream("POST", "/v1/completions", json=body) as stream:
+        async with plane.client.stream("POST", "/v1/completions", json=body) as stream:
             lines = stream.aiter_lines()
             seen = 0
             while seen < 5:
@@ -124,8 +124,8 @@ async def test_a_client_that_leaves_pays_for_what_was_generated(live: Live) -> N
 @pytest.mark.parametrize(("stream", "num_tokens"), [(False, 0), (True, 0), (False, 2), (True, 2)])
 async def test_one_that_fails_is_recorded(live: Live, stream: bool, num_tokens: int) -> None:
     live.worker.script = lambda _: Reply([65] * num_tokens, failure=ErrorCode.INTERNAL)
-    async with live.worker, live.gateway() as served:
-        answer = await served.complete("tiny", max_tokens=9, stream=stream)
+    async with live.worker, live.gateway() as plane:
+        answer = await plane.complete("tiny", max_tokens=9, stream=stream)
         assert answer.status_code == (200 if stream and num_tokens else 500)
         assert "internal_error" in answer.text and "[DONE]" not in answer.text
         (row,) = await rows(live, 1)
@@ -133,13 +133,13 @@ async def test_one_that_fails_is_recorded(live: Live, stream: bool, num_tokens: 
 
 
 async def test_one_that_was_not_admitted_has_no_row(live: Live) -> None:
-    async with live.worker, live.gateway() as served:
-        assert (await served.complete("nothing")).status_code == 404
-        assert (await served.complete("tiny", prompt="x" * 999)).status_code == 400
+    async with live.worker, live.gateway() as plane:
+        assert (await plane.complete("nothing")).status_code == 404
+        assert (await plane.complete("tiny", prompt="x" * 999)).status_code == 400
         live.worker.script = lambda _: Reply([], failure=ErrorCode.OVERLOADED)
-        assert (await served.complete("tiny")).status_code == 503
+        assert (await plane.complete("tiny")).status_code == 503
         live.worker.script = lambda _: Reply([65])
-        assert (await served.complete("tiny")).status_code == 200
+        assert (await plane.complete("tiny")).status_code == 200
         (row,) = await rows(live, 1)
     assert row["status"] == "completed"
 
@@ -156,9 +156,9 @@ async def test_what_no_worker_has_begun_costs_nothing(
     live: Live, code: ErrorCode, status: int
 ) -> None:
     live.worker.script = lambda _: Reply([], failure=code)
-    async with live.worker, live.gateway() as served:
-        served.client.headers["x-request-timeout"] = "0.5"
-        assert (await served.complete("tiny")).status_code == status
+    async with live.worker, live.gateway() as plane:
+        plane.client.headers["x-request-timeout"] = "0.5"
+        assert (await plane.complete("tiny")).status_code == status
     assert not await live.fetch("SELECT 1 FROM usage")
 
 
@@ -171,9 +171,9 @@ async def test_one_prompt_that_expires_does_not_make_the_others_free(live: Live)
         return Reply([], idle_steps=1 << 30, progress=(4, 1))
 
     live.worker.script = one_expires
-    async with live.worker, live.gateway() as served:
-        served.client.headers["x-request-timeout"] = "0.3"
-        answer = await served.complete("tiny", prompt=["Hi", "Hello"])
+    async with live.worker, live.gateway() as plane:
+        plane.client.headers["x-request-timeout"] = "0.3"
+        answer = await plane.complete("tiny", prompt=["Hi", "Hello"])
         assert answer.status_code == 504
         (row,) = await rows(live, 1)
     assert (row["status"], row["completion_tokens"]) == ("failed", 0)
@@ -185,9 +185,9 @@ async def test_one_that_expires_is_billed_the_positions_reached(live: Live, reac
     progress = (reached, 16) if reached else None
     live.worker.script = lambda _: Reply([], idle_steps=1 << 30, progress=progress)
     await live.price(input=10, cached_input=1, output=100)
-    async with live.worker, live.gateway() as served:
-        served.client.headers["x-request-timeout"] = "0.5"
-        assert (await served.complete("tiny", prompt=[5] * 500)).status_code == 504
+    async with live.worker, live.gateway() as plane:
+        plane.client.headers["x-request-timeout"] = "0.5"
+        assert (await plane.complete("tiny", prompt=[5] * 500)).status_code == 504
         (row,) = await rows(live, 1)
     assert (row["prompt_tokens"], row["status"]) == (reached, "failed")
     assert row["cost"] == ((128 - 16) * 10 + 16 if reached else 0)
@@ -196,8 +196,8 @@ async def test_one_that_expires_is_billed_the_positions_reached(live: Live, reac
 async def test_a_client_that_leaves_early_is_billed_the_positions_reached(live: Live) -> None:
     """Its worker has the last word, after the client has left."""
     live.worker.script = lambda _: Reply([], idle_steps=1 << 30, last_progress=(3, 0))
-    async with live.worker, live.gateway() as served:
-        asked = asyncio.create_task(served.complete("tiny", prompt="Hello"))
+    async with live.worker, live.gateway() as plane:
+        asked = asyncio.create_task(plane.complete("tiny", prompt="Hello"))
         await eventually(lambda: live.worker.num_running)
         asked.cancel()
         (row,) = await rows(live, 1)
@@ -233,20 +233,20 @@ async def test_a_refused_prompt_does_not_make_free_what_a_long_step_computes_of_
     monkeypatch.setattr("gateway.http.streaming.ANSWER_WAIT_S", 0.05)
     live.worker.script, live.worker.abort_s = one_is_refused, 1.0
     await live.price(input=10, cached_input=1, output=100)
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         await live.limit(tokens_per_day=1000)
-        await eventually(lambda: served.gateway.catalog.current.limits_of(live.tenant_id, ""))
-        served.client.headers["x-request-timeout"] = "0.5" if status == 504 else "20"
-        answer = await served.complete("tiny", prompt=["Hi", "Hello", "Bye"], stream=stream)
+        await eventually(lambda: plane.gateway.catalog.current.limits_of(live.tenant_id, ""))
+        plane.client.headers["x-request-timeout"] = "0.5" if status == 504 else "20"
+        answer = await plane.complete("tiny", prompt=["Hi", "Hello", "Bye"], stream=stream)
         assert answer.status_code == status
-        assert served.gateway.admission.num_open == 1
+        assert plane.gateway.admission.num_open == 1
         (row,) = await rows(live, 1)
         reached = 8 if code else 10
         assert (row["prompt_tokens"], row["completion_tokens"]) == (reached, 0)
         assert row["metered_tokens"] == reached
         num_cached = 2 if code else 3
         assert row["cost"] == (reached - num_cached) * 10 + num_cached
-        assert served.gateway.admission.num_open == 0
+        assert plane.gateway.admission.num_open == 0
 
 
 async def test_a_client_that_leaves_during_a_long_step_is_billed_what_it_computes(
@@ -255,8 +255,8 @@ async def test_a_client_that_leaves_during_a_long_step_is_billed_what_it_compute
     monkeypatch.setattr("gateway.http.streaming.ANSWER_WAIT_S", 0.05)
     live.worker.script = lambda _: Reply([], idle_steps=1 << 30, last_progress=(5, 0))
     live.worker.abort_s = 0.5
-    async with live.worker, live.gateway() as served:
-        asked = asyncio.create_task(served.complete("tiny", prompt="Hello"))
+    async with live.worker, live.gateway() as plane:
+        asked = asyncio.create_task(plane.complete("tiny", prompt="Hello"))
         await eventually(lambda: live.worker.num_running)
         asked.cancel()
         (row,) = await rows(live, 1)
@@ -270,11 +270,11 @@ async def test_a_worker_that_is_lost_during_the_last_step_ends_the_wait_for_it(
     monkeypatch.setattr("gateway.http.streaming.ANSWER_WAIT_S", 0.05)
     live.worker.script = lambda _: Reply([], idle_steps=1 << 30, progress=(2, 0))
     live.worker.abort_s = 3600
-    async with live.gateway() as served:
+    async with live.gateway() as plane:
         async with live.worker:
-            await eventually(lambda: served.gateway.fleet.why_not_serving() is None)
-            served.client.headers["x-request-timeout"] = "0.5"
-            assert (await served.complete("tiny", prompt="Hello")).status_code == 504
+            await eventually(lambda: plane.gateway.fleet.why_not_serving() is None)
+            plane.client.headers["x-request-timeout"] = "0.5"
+            assert (await plane.complete("tiny", prompt="Hello")).status_code == 504
             assert not await live.fetch("SELECT FROM usage")
         (row,) = await rows(live, 1)
     assert (row["prompt_tokens"], row["status"]) == (2, "failed")
@@ -288,8 +288,8 @@ async def test_a_second_choice_and_a_second_worker_are_not_billed_again(live: Li
         Reply([65], num_cached_tokens=5),
     ]
     live.worker.script = lambda _: replies.pop(0)
-    async with live.worker, live.gateway() as served:
-        answer = await served.complete("tiny", prompt="Hello", n=2, echo=True, logprobs=0)
+    async with live.worker, live.gateway() as plane:
+        answer = await plane.complete("tiny", prompt="Hello", n=2, echo=True, logprobs=0)
         assert answer.status_code == 200 and not replies
         (row,) = await rows(live, 1)
     assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (5, 3, 2)
@@ -299,16 +299,16 @@ async def test_what_a_worker_has_begun_is_paid_for_although_it_then_does_not_fit
     live: Live,
 ) -> None:
     live.worker.script = lambda _: Reply([65, 66], failure=ErrorCode.PROMPT_TOO_LONG)
-    async with live.worker, live.gateway() as served:
-        assert (await served.complete("tiny", max_tokens=9)).status_code == 400
+    async with live.worker, live.gateway() as plane:
+        assert (await plane.complete("tiny", max_tokens=9)).status_code == 400
         (row,) = await rows(live, 1)
     assert (row["status"], row["completion_tokens"]) == ("failed", 2)
 
 
 async def test_what_no_worker_was_sent_costs_nothing(live: Live) -> None:
     """The only one goes while the request waits for its limit, and no other comes."""
-    async with live.gateway() as served:
-        gateway = served.gateway
+    async with live.gateway() as plane:
+        gateway = plane.gateway
         gateway.failover.wait_s = 0.2
         await live.limit(tokens_per_day=1000)
         await eventually(lambda: gateway.catalog.current.limits_of(live.tenant_id, ""))
@@ -316,7 +316,7 @@ async def test_what_no_worker_was_sent_costs_nothing(live: Live) -> None:
             await elsewhere.execute("SELECT FROM quotas FOR UPDATE")
             async with live.worker:
                 await eventually(lambda: gateway.fleet.why_not_serving() is None)
-                asked = asyncio.create_task(served.complete("tiny"))
+                asked = asyncio.create_task(plane.complete("tiny"))
                 await eventually(lambda: live.fetch("SELECT FROM pg_locks WHERE NOT granted"))
             await eventually(lambda: gateway.fleet.why_not_serving() is not None)
         assert (await asked).json()["error"]["code"] == "no_worker"
@@ -334,9 +334,9 @@ async def test_a_choice_that_is_refused_when_another_has_begun_waits_for_room(
         return refusals.pop() if request.params.choice and refusals else Reply([65])
 
     live.worker.script = refuse_once
-    async with live.worker, live.gateway() as served:
-        served.client.headers["x-request-timeout"] = "2"
-        answer = await served.complete("tiny", n=2)
+    async with live.worker, live.gateway() as plane:
+        plane.client.headers["x-request-timeout"] = "2"
+        answer = await plane.complete("tiny", n=2)
         assert answer.status_code == 200 and not refusals
         assert [choice["text"] for choice in answer.json()["choices"]] == ["b", "b"]
         (row,) = await rows(live, 1)
@@ -363,9 +363,9 @@ async def test_when_one_choice_fails_the_others_do_not_wait_for_the_disk(
         return endless(request) if request.params.choice else Reply([], failure=ErrorCode.INTERNAL)
 
     live.worker.script, live.worker.step_s = one_fails, 0.05
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         may_sync = hold_disk(monkeypatch)
-        asked = asyncio.create_task(served.complete("tiny", n=2, max_tokens=500))
+        asked = asyncio.create_task(plane.complete("tiny", n=2, max_tokens=500))
         await eventually(lambda: live.worker.aborted)
         assert not asked.done()
         may_sync.set()
@@ -376,13 +376,13 @@ async def test_when_one_choice_fails_the_others_do_not_wait_for_the_disk(
 async def test_the_answer_ends_when_the_disk_has_it(
     live: Live, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         may_sync = hold_disk(monkeypatch)
-        asked = asyncio.create_task(served.complete("tiny", stream=stream))
+        asked = asyncio.create_task(plane.complete("tiny", stream=stream))
         done, _ = await asyncio.wait([asked], timeout=0.5)
         assert not done
         # Nor does anything else wait for the disk.
-        assert (await served.client.get("/livez")).status_code == 200
+        assert (await plane.client.get("/livez")).status_code == 200
         may_sync.set()
         assert (await asked).status_code == 200
         await rows(live, 1)
@@ -394,20 +394,20 @@ async def test_a_disk_that_fails_ends_the_answer_and_refuses_the_next(
     def broken(_: int) -> None:
         raise OSError(5, "Input/output error")
 
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         with monkeypatch.context() as patched:
             patched.setattr(os, "fdatasync", broken)
-            streamed = await served.complete("tiny", stream=True)
+            streamed = await plane.complete("tiny", stream=True)
             assert "usage_unavailable" in streamed.text and "[DONE]" not in streamed.text
-            refused = await served.complete("tiny")
+            refused = await plane.complete("tiny")
             assert refused.json()["error"]["code"] == "usage_unavailable"
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-        await eventually(lambda: _serves(served))
+        await eventually(lambda: _serves(plane))
         await rows(live, 2)
 
 
-async def readiness(served: Served) -> tuple[int, str]:
-    answer = await served.client.get("/readyz")
+async def readiness(plane: Plane) -> tuple[int, str]:
+    answer = await plane.client.get("/readyz")
     return answer.status_code, answer.json().get("reason", "")
 
 
@@ -421,52 +421,52 @@ async def test_a_gateway_that_cannot_write_usage_is_not_ready(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("gateway.app.WAL_CHECK_S", 0.01)
-    async with live.worker, live.gateway() as served:
-        await eventually(lambda: served.serves("tiny"))
-        assert await readiness(served) == (200, "")
+    async with live.worker, live.gateway() as plane:
+        await eventually(lambda: plane.serves("tiny"))
+        assert await readiness(plane) == (200, "")
         with monkeypatch.context() as patched:
             patched.setattr(os, "fdatasync", broken)
-            await eventually(lambda: served.gateway.wal.failure)
+            await eventually(lambda: plane.gateway.wal.failure)
             reason = f"the usage log cannot be written: {os.strerror(number)}"
-            assert await readiness(served) == (503, reason)
-            refused = await served.complete("tiny")
+            assert await readiness(plane) == (503, reason)
+            refused = await plane.complete("tiny")
             assert refused.json()["error"]["code"] == "usage_unavailable"
-        await eventually(lambda: served.gateway.wal.failure is None)
-        assert await readiness(served) == (200, "")
+        await eventually(lambda: plane.gateway.wal.failure is None)
+        assert await readiness(plane) == (200, "")
 
 
-async def _serves(served: Served) -> bool:
-    return (await served.client.get("/livez")).status_code == 200 and (
-        served.gateway.wal.failure is None and await served.serves("tiny")
+async def _serves(plane: Plane) -> bool:
+    return (await plane.client.get("/livez")).status_code == 200 and (
+        plane.gateway.wal.failure is None and await plane.serves("tiny")
     )
 
 
 async def test_without_postgres_the_log_grows_and_then_refuses(live: Live) -> None:
     live.max_wal_bytes = 2000
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         async with live.postgres_away():
             taken = 0
-            while (answer := await served.complete("tiny")).status_code == 200:
+            while (answer := await plane.complete("tiny")).status_code == 200:
                 taken += 1
                 assert taken < 100
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "usage_spool_full"
-            assert "the usage log is full" in (served.gateway.why_not_ready() or "")
+            assert "the usage log is full" in (plane.gateway.why_not_ready() or "")
             assert answer.headers["retry-after"]
             assert taken > 5
-            assert served.gateway.wal.num_bytes >= 2000
+            assert plane.gateway.wal.num_bytes >= 2000
             # Twice in one load would be charged twice.
             kept = [read_frames(path.read_bytes())[0] for path in live.wal.rglob("0*")]
             assert sum(map(len, kept)) == taken
-        await eventually(lambda: served.gateway.wal.num_bytes == 0)
+        await eventually(lambda: plane.gateway.wal.num_bytes == 0)
         await rows(live, taken)
-        assert await served.serves("tiny")
+        assert await plane.serves("tiny")
 
 
 async def test_a_clean_end_leaves_nothing_behind(live: Live) -> None:
-    async with live.worker, live.gateway() as served:
+    async with live.worker, live.gateway() as plane:
         for _ in range(3):
-            await served.complete("tiny")
+            await plane.complete("tiny")
     assert len(await live.fetch("SELECT 1 FROM usage")) == 3
     assert [path for path in live.wal.iterdir() if path.is_dir()] == []
 
@@ -476,13 +476,13 @@ async def test_what_comes_too_late_to_be_counted_is_told(
 ) -> None:
     """Whether it was counted before its day was dropped cannot be known."""
     await live.fetch(sql["usage_upkeep"], 3)
-    async with live.worker, live.gateway() as served:
-        await served.complete("tiny")
+    async with live.worker, live.gateway() as plane:
+        await plane.complete("tiny")
         (row,) = await rows(live, 1)
         late = (datetime.now(UTC) - timedelta(days=10)).timestamp()
-        served.gateway.wal.append(encoded(row, request_id="late", admitted_at=late))
+        plane.gateway.wal.append(encoded(row, request_id="late", admitted_at=late))
         await eventually(lambda: "1 requests of days that are no longer kept" in caplog.text)
-        await eventually(lambda: served.gateway.wal.num_bytes == 0)
+        await eventually(lambda: plane.gateway.wal.num_bytes == 0)
         await rows(live, 1)
 
 
@@ -490,9 +490,9 @@ async def test_what_cannot_be_loaded_is_set_aside(
     live: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It alone: the rest of its segment is in the ledger, and the next segments too."""
-    async with live.worker, live.gateway() as served:
-        wal = served.gateway.wal
-        await served.complete("tiny")
+    async with live.worker, live.gateway() as plane:
+        wal = plane.gateway.wal
+        await plane.complete("tiny")
         (row,) = await rows(live, 1)
         bad = [
             encoded(row, request_id="more-cached", cached_tokens=row["prompt_tokens"] + 1),
@@ -510,7 +510,7 @@ async def test_what_cannot_be_loaded_is_set_aside(
         assert sorted(read_frames(kept.read_bytes())[0]) == sorted(bad)
         for refused in ("more-cached", "nul"):
             assert f"the usage of request {refused} is refused" in caplog.text
-        await served.complete("tiny")
+        await plane.complete("tiny")
         await rows(live, 6)
         assert [kept] == list(live.wal.glob("*.set-aside"))
 
@@ -519,8 +519,8 @@ async def test_what_a_disk_spoilt_is_set_aside_and_named(
     live: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The records before and behind it are loaded: their requests were answered."""
-    async with live.worker, live.gateway() as served:
-        await served.complete("tiny")
+    async with live.worker, live.gateway() as plane:
+        await plane.complete("tiny")
         (row,) = await rows(live, 1)
     frames = [frame(encoded(row, request_id=f"request-{i}")) for i in range(3)]
     frames[1] = frames[1][:-1] + b"!"
@@ -540,8 +540,8 @@ async def test_what_was_cut_off_is_set_aside_and_named(
 ) -> None:
     """By a crash in the midst of a write, or from records whose requests were answered: the file
     does not tell which."""
-    async with live.worker, live.gateway() as served:
-        await served.complete("tiny")
+    async with live.worker, live.gateway() as plane:
+        await plane.complete("tiny")
         (row,) = await rows(live, 1)
     ids = ["req_" + "0" * 32, "a" * 200, "c"]
     frames = [frame(encoded(row, request_id=each)) for each in ids]
@@ -581,8 +581,8 @@ async def test_what_cannot_be_set_aside_waits_and_keeps_nothing_else(
     live: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A disk that stays full: it is read again after a pause, and then after a longer one."""
-    async with live.worker, live.gateway() as served:
-        await served.complete("tiny")
+    async with live.worker, live.gateway() as plane:
+        await plane.complete("tiny")
         (row,) = await rows(live, 1)
     bad = frame(encoded(row, request_id="nul", trace_id="\0"))
     folder = live.wal / "gateway-0"

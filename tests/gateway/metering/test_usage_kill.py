@@ -34,7 +34,7 @@ KILLS = ["gateway", "postgres", "gateway"] * scaled(1, 10)
 Tokens = tuple[int, int]
 
 
-class Box:
+class Plane:
     """Postgres as it is shipped, and a gateway; either is started again after a kill."""
 
     def __init__(self, postgres: EmbeddedPostgres, live: Live) -> None:
@@ -114,7 +114,7 @@ def _usage(text: str) -> Any:
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
+async def plane(tmp_path: Path) -> AsyncIterator[Plane]:
     with own_server() as postgres:
         await migrate_database(postgres.dsn())
         database = await Database.connect(postgres.dsn(), sees=EVERYTHING)
@@ -122,12 +122,12 @@ async def box(tmp_path: Path) -> AsyncIterator[Box]:
         await live.prepare()
         live.worker.script = lambda request: Reply([65] * _length(request))
         async with live.worker:
-            box = Box(postgres, live)
-            await box.gateway.start()
+            plane = Plane(postgres, live)
+            await plane.gateway.start()
             try:
-                yield box
+                yield plane
             finally:
-                await box.gateway.kill()
+                await plane.gateway.kill()
                 await database.close()
 
 
@@ -137,19 +137,19 @@ def _length(request: Generate) -> int:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(scaled(300, 3600))
-async def test_usage_is_exact_through_kills(box: Box, tmp_path: Path) -> None:
-    killing = asyncio.create_task(box.kill_now_and_then())
-    await asyncio.gather(*(box.ask() for _ in range(NUM_CLIENTS)))
+async def test_usage_is_exact_through_kills(plane: Plane, tmp_path: Path) -> None:
+    killing = asyncio.create_task(plane.kill_now_and_then())
+    await asyncio.gather(*(plane.ask() for _ in range(NUM_CLIENTS)))
     await killing
     # Its clean end loads what is in the write-ahead log, what the killed ones left included.
-    await box.gateway.stop()
+    await plane.gateway.stop()
     assert [path for path in (tmp_path / "spool").iterdir() if path.is_dir()] == []
-    assert box.num_broken > 0, "no kill met a request"
-    rows = await box.rows()
+    assert plane.num_broken > 0, "no kill met a request"
+    rows = await plane.rows()
     assert len(rows) == len({row["request_id"] for row in rows})
     told = {row["request_id"]: (row["prompt_tokens"], row["completion_tokens"]) for row in rows}
-    assert {request_id: told.get(request_id) for request_id in box.seen} == box.seen
-    assert await box.sums() == (
+    assert {request_id: told.get(request_id) for request_id in plane.seen} == plane.seen
+    assert await plane.sums() == (
         len(rows),
         sum(prompt for prompt, _ in told.values()),
         sum(completion for _, completion in told.values()),

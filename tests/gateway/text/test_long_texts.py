@@ -13,7 +13,7 @@ from gateway.http.routes.tokens import MIN_COUNTED
 from gateway.text.long_texts import LONG, LongTexts
 from store.records import TENANT_SCOPES
 from tests.admin.lifecycle import make_tenant
-from tests.gateway.live import Live, Served, eventually
+from tests.gateway.live import Live, Plane, eventually
 from tests.gateway.pepper import PEPPER
 
 NUM_LONG = 24
@@ -53,21 +53,20 @@ async def test_a_tenants_long_texts_do_not_hold_up_anothers(live: Live) -> None:
     async with live.database.transaction() as connection:
         other = await make_tenant(connection, "other")
         _, text = await keys.create_key(connection, PEPPER, other, TENANT_SCOPES)
-    async with live.gateway() as served:
+    async with live.gateway() as plane:
         tasks = [
-            asyncio.create_task(tokenize(served, live.key, MIN_COUNTED - 2))
-            for _ in range(NUM_LONG)
+            asyncio.create_task(tokenize(plane, live.key, MIN_COUNTED - 2)) for _ in range(NUM_LONG)
         ]
         await eventually(lambda: any(task.done() for task in tasks))
-        assert (await tokenize(served, text, LONG)).status_code == 200
+        assert (await tokenize(plane, text, LONG)).status_code == 200
         num_done = sum(task.done() for task in tasks)
         answers = await asyncio.gather(*tasks)
     assert num_done < NUM_LONG // 2
     assert {answer.status_code for answer in answers} == {200}
 
 
-async def tokenize(served: Served, key: str, num_chars: int) -> httpx.Response:
-    return await served.client.post(
+async def tokenize(plane: Plane, key: str, num_chars: int) -> httpx.Response:
+    return await plane.client.post(
         "/tokenize",
         json={"model": "tiny", "prompt": "a " * (num_chars // 2 + 1)},
         headers={"authorization": f"Bearer {key}"},

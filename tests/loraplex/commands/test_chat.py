@@ -81,8 +81,8 @@ class Room:
 async def room(live: Live, tmp_path: Path) -> AsyncIterator[Room]:
     live.worker.script = script
     await live.make_ready("1")
-    async with live.worker, live.gateway() as served:
-        yield Room(live, str(served.client.base_url).rstrip("/"), tmp_path)
+    async with live.worker, live.gateway() as plane:
+        yield Room(live, str(plane.client.base_url).rstrip("/"), tmp_path)
 
 
 async def test_a_session_on_a_terminal(room: Room) -> None:

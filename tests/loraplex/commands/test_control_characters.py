@@ -40,7 +40,7 @@ def test_what_acts_is_spelled() -> None:
     assert neutral("\ud800") == r"\ud800"
 
 
-class Served:
+class Plane:
     """A server that refuses all, or answers all, with hostile words."""
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class Served:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        served = self
+        plane = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self.rfile.read(int(self.headers.get("content-length") or 0))
-                body = json.dumps(served.answer()).encode()
-                self.send_response(200 if served.is_kind else 400)
+                body = json.dumps(plane.answer()).encode()
+                self.send_response(200 if plane.is_kind else 400)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -77,8 +77,8 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    made = Served()
+def plane() -> Iterator[Plane]:
+    made = Plane()
     with made.server as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -88,10 +88,10 @@ def served() -> Iterator[Served]:
 
 
 @pytest.fixture
-def environment(served: Served) -> dict[str, str]:
-    served.is_kind = False
+def environment(plane: Plane) -> dict[str, str]:
+    plane.is_kind = False
     own = {name: text for name, text in os.environ.items() if not name.startswith("LORAPLEX_")}
-    url = f"http://127.0.0.1:{served.server.server_address[1]}"
+    url = f"http://127.0.0.1:{plane.server.server_address[1]}"
     return own | {"LORAPLEX_URL": url, "LORAPLEX_KEY": "lpx_key", "LORAPLEX_DATA_DIR": "/none"}
 
 
@@ -169,9 +169,9 @@ ANSWERED = [
 
 @pytest.mark.parametrize("arguments", ANSWERED, ids=" ".join)
 def test_the_words_of_an_answer(
-    arguments: tuple[str, ...], environment: dict[str, str], served: Served
+    arguments: tuple[str, ...], environment: dict[str, str], plane: Plane
 ) -> None:
-    served.is_kind = True
+    plane.is_kind = True
     done = run("loraplex", *arguments, environment=environment)
     for character in ACTING:
         assert character not in done.stdout + done.stderr, repr(done.stdout + done.stderr)

@@ -41,29 +41,29 @@ async def start(dsn: str, address: str, lease_s: float) -> Process:
 
 
 async def test_it_is_found_while_it_runs_and_leaves_when_it_ends(dsn: str, live: Live) -> None:
-    async with live.gateway(workers=[]) as served:
+    async with live.gateway(workers=[]) as plane:
         process = await start(dsn, live.worker.address, lease_s=60)
-        await eventually(lambda: connected(served) == {"worker-1"}, 60)
-        answer = await served.complete("tiny")
+        await eventually(lambda: connected(plane) == {"worker-1"}, 60)
+        answer = await plane.complete("tiny")
         assert answer.headers["loraplex-worker"] == "worker-1"
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 7, "as the worker itself ended"
         assert await leases(live) == []
-        await eventually(lambda: not served.gateway.fleet.clients)
+        await eventually(lambda: not plane.gateway.fleet.clients)
 
 
 @pytest.mark.full
 async def test_a_worker_that_is_killed_comes_back_and_ends_as_it_is_told(
     dsn: str, live: Live
 ) -> None:
-    async with live.gateway(workers=[]) as served:
+    async with live.gateway(workers=[]) as plane:
         process = await start(dsn, live.worker.address, lease_s=60)
-        await eventually(lambda: connected(served) == {"worker-1"}, 60)
+        await eventually(lambda: connected(plane) == {"worker-1"}, 60)
         (killed,) = children_of(process.pid)
         os.kill(killed, signal.SIGKILL)
         await eventually(lambda: children_of(process.pid) - {killed}, 60)
-        await eventually(lambda: connected(served) == {"worker-1"}, 60)
-        assert (await served.complete("tiny")).status_code == 200
+        await eventually(lambda: connected(plane) == {"worker-1"}, 60)
+        assert (await plane.complete("tiny")).status_code == 200
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 7
     assert await leases(live) == []
@@ -76,9 +76,9 @@ def children_of(pid: int) -> set[int]:
 async def test_a_lease_is_renewed_and_runs_out_when_its_command_is_killed(
     dsn: str, live: Live
 ) -> None:
-    async with live.gateway(workers=[]) as served:
+    async with live.gateway(workers=[]) as plane:
         process = await start(dsn, live.worker.address, lease_s=3)
-        await eventually(lambda: connected(served) == {"worker-1"}, 60)
+        await eventually(lambda: connected(plane) == {"worker-1"}, 60)
         (first,) = await leases(live)
 
         async def is_renewed() -> bool:
@@ -88,8 +88,8 @@ async def test_a_lease_is_renewed_and_runs_out_when_its_command_is_killed(
         process.kill()
         await process.wait()
         # The worker is not left behind by its command.
-        await eventually(lambda: not connected(served))
-        assert (await served.complete("tiny")).status_code == 503
+        await eventually(lambda: not connected(plane))
+        assert (await plane.complete("tiny")).status_code == 503
         await eventually(lambda: is_over(live))
         assert await leases(live), "it is shown as lost for some time"
         async with live.database.transaction() as connection:
@@ -99,7 +99,7 @@ async def test_a_lease_is_renewed_and_runs_out_when_its_command_is_killed(
                 " registered_at = registered_at - interval '1 minute'"
             )
         await workers.forget_lost(live.database)
-        await eventually(lambda: not served.gateway.fleet.clients)
+        await eventually(lambda: not plane.gateway.fleet.clients)
 
 
 async def leases(live: Live) -> list[datetime]:

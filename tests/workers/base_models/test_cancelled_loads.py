@@ -18,7 +18,7 @@ import torch
 
 from adapters.store.folder import LocalStore
 from tests.doubles import make_model
-from tests.workers.base_models.test_swapping import House, tiers
+from tests.workers.base_models.test_swapping import StoredModels, tiers
 from tests.workers.driver import Driver
 from workers.base_models import loader
 from workers.base_models.loader import resident_bytes
@@ -54,7 +54,7 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
-class LargeHouse(House):
+class StoredLargeModel(StoredModels):
     """One model of some 16 MB, so that a load that is kept shows in the memory of the process."""
 
     def __init__(self, folder: Path) -> None:
@@ -75,9 +75,9 @@ def fail(*_: object) -> Any:
 class Rounds:
     """Loads of the model `one` that end as `kind` says at the point, a part of all bytes."""
 
-    def __init__(self, driver: Driver, house: House) -> None:
-        self._driver, self._house = driver, house
-        self._model = driver.worker.instances[house.digests["one"]]
+    def __init__(self, driver: Driver, stored: StoredModels) -> None:
+        self._driver, self._stored = driver, stored
+        self._model = driver.worker.instances[stored.digests["one"]]
         self._number = 0
         self._kind, self._point = "", 0.0
         self._is_released = Event()
@@ -92,7 +92,7 @@ class Rounds:
             patch.object(loader, "load_model", self._watched),
             patch.object(ServedModels, "_release", self._released),
         ):
-            self._driver.submit(self._house.generate(self._number, "one", [1, 2, 3], 2))
+            self._driver.submit(self._stored.generate(self._number, "one", [1, 2, 3], 2))
             self._driver.wait()
             assert self._is_released.wait(60), kind
         expected = FinishReason.ABORT if kind in KINDS[:2] else ErrorCode.MODEL_UNAVAILABLE
@@ -156,24 +156,24 @@ def test_the_memory_is_flat_over_cancelled_and_failed_loads_of_a_model(
     tmp_path: Path, form: str, without_collector: None
 ) -> None:
     rng = random.Random(7)
-    house = LargeHouse(tmp_path)
+    stored = StoredLargeModel(tmp_path)
     kinds = [*KINDS, "mapped", "copied"] if form == "kept" else KINDS
-    unloaded = DesiredModel(house.digests["one"], "one", is_unloaded=True)
-    wanted = DesiredModel(house.digests["one"], "one")
-    with Driver(house.config("one", room=2, **FORMS[form])) as driver:
+    unloaded = DesiredModel(stored.digests["one"], "one", is_unloaded=True)
+    wanted = DesiredModel(stored.digests["one"], "one")
+    with Driver(stored.config("one", room=2, **FORMS[form])) as driver:
         worker = driver.worker
         worker.served._residency._retry_after_s = 0.0
-        driver.submit(house.generate(0, "one", [1, 2, 3], 8))
+        driver.submit(stored.generate(0, "one", [1, 2, 3], 8))
         driver.wait()
         driver.loop.post(1, Desired(1, [], [unloaded]))
         while tiers(driver)["one"] != "host":
             sleep(0.001)
         driver.loop.post(1, Desired(2, [], [wanted]))
         driver.await_status(lambda s: s.generation == 2)
-        rounds = Rounds(driver, house)
+        rounds = Rounds(driver, stored)
         for kind in kinds:  # What every kind needs once, such as the libraries of a traceback.
             rounds.play(kind, 0.9)
-        before, image = resident_bytes(), worker.instances[house.digests["one"]].image
+        before, image = resident_bytes(), worker.instances[stored.digests["one"]].image
         for number in range(ROUNDS):
             rounds.play(kinds[number % len(kinds)], rng.random())
             assert "w" not in worker.memory.arena.map()
@@ -182,6 +182,6 @@ def test_the_memory_is_flat_over_cancelled_and_failed_loads_of_a_model(
         grown = resident_bytes() - before
         print(f"{form}: {ROUNDS} rounds, grown by {grown >> 20} MiB")
         assert grown < ALLOWED_BYTES
-        driver.submit(house.generate(1 << 20, "one", [1, 2, 3], 8))
+        driver.submit(stored.generate(1 << 20, "one", [1, 2, 3], 8))
         driver.wait()
         assert driver.answers[1 << 20] == driver.answers[0], "it is served as before"

@@ -45,7 +45,7 @@ class Model:
     """Extents that its requests need, together."""
 
 
-class World:
+class Worker:
     """Does what the policy orders, with loads that take their time; checks it at each tick."""
 
     def __init__(self, models: dict[str, Model], capacity: int, **limits: float) -> None:
@@ -175,7 +175,7 @@ def test_every_request_is_served_within_the_bound(data: st.DataObject) -> None:
     capacity += data.draw(st.integers(0, 4), "spare")
     max_wait_s = data.draw(st.sampled_from([0.5, 2.0, 10.0]), "max_wait_s")
     max_drain_s = data.draw(st.sampled_from([0.1, 1.0, 3.0]), "max_drain_s")
-    world = World(models, capacity, max_wait_s=max_wait_s, max_drain_s=max_drain_s)
+    worker = Worker(models, capacity, max_wait_s=max_wait_s, max_drain_s=max_drain_s)
     arrivals = data.draw(
         st.lists(
             st.tuples(
@@ -186,18 +186,18 @@ def test_every_request_is_served_within_the_bound(data: st.DataObject) -> None:
         "arrivals",
     )
     for at_s, name, service_s in sorted(arrivals):
-        world.run_until(at_s)
-        world.ask(name, service_s)
-    deadline_s = world.clock.now + 1000
-    while world.has_work:
-        world.tick()
-        assert not world.orders.unsatisfiable
-        assert world.clock.now < deadline_s, world.residency.models
+        worker.run_until(at_s)
+        worker.ask(name, service_s)
+    deadline_s = worker.clock.now + 1000
+    while worker.has_work:
+        worker.tick()
+        assert not worker.orders.unsatisfiable
+        assert worker.clock.now < deadline_s, worker.residency.models
     slowest_s = max(m.load_s for m in models.values())
     turn_s = max(slowest_s, LEAST_STAY_S) + max_drain_s + slowest_s + 6 * TICK_S
     held_s = max_wait_s + max_drain_s + SETTLE_S if any(m.num_kv for m in models.values()) else 0.0
     bound_s = max_wait_s + held_s + (len(names) + 1) * turn_s
-    assert max(world.waits_s, default=0.0) <= bound_s
+    assert max(worker.waits_s, default=0.0) <= bound_s
 
 
 @pytest.mark.parametrize("load_s", [0.2, 1.0])
@@ -205,186 +205,186 @@ def test_every_request_is_served_within_the_bound(data: st.DataObject) -> None:
 def test_loading_takes_a_bounded_part_of_the_time(load_s: float, num_models: int) -> None:
     """Each of several models has always something to do, and there is room for one."""
     names = NAMES[:num_models]
-    world = World({n: Model(2, load_s) for n in names}, 2, max_wait_s=1e9, max_drain_s=1.0)
-    while world.clock.now < 400 * load_s:
+    worker = Worker({n: Model(2, load_s) for n in names}, 2, max_wait_s=1e9, max_drain_s=1.0)
+    while worker.clock.now < 400 * load_s:
         for name in names:
-            if len(world.models[name].waiting) < 2:
-                world.ask(name, 0.3)
-        world.tick()
-    assert len(world.left) > 20
-    assert {name for _, name in world.left} == set(names)
-    assert world.loading_s / world.clock.now <= 1 / (1 + MIN_LOADS) + 0.01
+            if len(worker.models[name].waiting) < 2:
+                worker.ask(name, 0.3)
+        worker.tick()
+    assert len(worker.left) > 20
+    assert {name for _, name in worker.left} == set(names)
+    assert worker.loading_s / worker.clock.now <= 1 / (1 + MIN_LOADS) + 0.01
 
 
 def test_with_an_impatient_limit_it_is_half_at_most() -> None:
-    world = World({n: Model(2, 0.5) for n in "ab"}, 2, max_wait_s=0.1, max_drain_s=0.1)
-    while world.clock.now < 100:
+    worker = Worker({n: Model(2, 0.5) for n in "ab"}, 2, max_wait_s=0.1, max_drain_s=0.1)
+    while worker.clock.now < 100:
         for name in "ab":
-            if not world.models[name].waiting:
-                world.ask(name, 0.3)
-        world.tick()
-    assert 0.3 < world.loading_s / world.clock.now <= 0.5
+            if not worker.models[name].waiting:
+                worker.ask(name, 0.3)
+        worker.tick()
+    assert 0.3 < worker.loading_s / worker.clock.now <= 0.5
 
 
 def test_one_that_fits_comes_at_once_and_nobody_leaves() -> None:
-    world = World({"a": Model(2, 0.5), "b": Model(3, 0.5)}, 5)
-    world.ask("a", 5.0)
-    world.run_until(1.0)
-    world.ask("b", 1.0)
-    world.tick()
-    assert world.residency.models["b"].tier in ("gathering", "loading")
-    world.run_until(1.0 + 0.5 + 3 * TICK_S)
-    assert world.on_device() == {"a", "b"} and not world.left
+    worker = Worker({"a": Model(2, 0.5), "b": Model(3, 0.5)}, 5)
+    worker.ask("a", 5.0)
+    worker.run_until(1.0)
+    worker.ask("b", 1.0)
+    worker.tick()
+    assert worker.residency.models["b"].tier in ("gathering", "loading")
+    worker.run_until(1.0 + 0.5 + 3 * TICK_S)
+    assert worker.on_device() == {"a", "b"} and not worker.left
 
 
 def test_the_one_idle_the_longest_leaves() -> None:
-    world = World({n: Model(1, 0.1) for n in "abcd"}, 3)
+    worker = Worker({n: Model(1, 0.1) for n in "abcd"}, 3)
     for name in "bac":
-        world.ask(name, 0.1)
-        world.run_until(world.clock.now + 5)
-    world.ask("b", 0.1)
-    world.run_until(world.clock.now + 5)
-    world.ask("d", 0.1)
-    world.run_until(world.clock.now + 1)
-    assert [name for _, name in world.left] == ["a"]
+        worker.ask(name, 0.1)
+        worker.run_until(worker.clock.now + 5)
+    worker.ask("b", 0.1)
+    worker.run_until(worker.clock.now + 5)
+    worker.ask("d", 0.1)
+    worker.run_until(worker.clock.now + 1)
+    assert [name for _, name in worker.left] == ["a"]
 
 
 def test_an_idle_one_stays_for_as_long_as_it_would_take_to_bring_it_back() -> None:
     """It came a moment ago: whoever used it may be about to use it again."""
-    world = World({n: Model(1, 1.0) for n in "ab"}, 1)
-    world.ask("a", 0.1)
-    world.run_until(1.5)
-    world.ask("b", 0.1)
-    world.run_until(1.9)
-    assert world.on_device() == {"a"}
-    world.run_until(2.3)
-    assert [name for _, name in world.left] == ["a"]
+    worker = Worker({n: Model(1, 1.0) for n in "ab"}, 1)
+    worker.ask("a", 0.1)
+    worker.run_until(1.5)
+    worker.ask("b", 0.1)
+    worker.run_until(1.9)
+    assert worker.on_device() == {"a"}
+    worker.run_until(2.3)
+    assert [name for _, name in worker.left] == ["a"]
 
 
 def test_what_runs_may_end_but_nobody_is_admitted() -> None:
-    world = World({n: Model(1, 0.2) for n in "ab"}, 1, max_drain_s=5.0)
-    world.ask("a", 8.0)
-    world.run_until(5.0)
-    world.ask("b", 1.0)
-    world.run_until(5.5)
-    assert "a" in world.orders.held and world.residency.models["a"].tier == "draining"
-    world.ask("a", 1.0)
-    world.run_until(8.0)
-    assert len(world.models["a"].waiting) == 1
-    world.run_until(9.0)
-    ((left_s, _),) = world.left
+    worker = Worker({n: Model(1, 0.2) for n in "ab"}, 1, max_drain_s=5.0)
+    worker.ask("a", 8.0)
+    worker.run_until(5.0)
+    worker.ask("b", 1.0)
+    worker.run_until(5.5)
+    assert "a" in worker.orders.held and worker.residency.models["a"].tier == "draining"
+    worker.ask("a", 1.0)
+    worker.run_until(8.0)
+    assert len(worker.models["a"].waiting) == 1
+    worker.run_until(9.0)
+    ((left_s, _),) = worker.left
     assert left_s < 8.5, "when the last one ended"
 
 
 def test_at_the_deadline_what_still_runs_is_preempted() -> None:
-    world = World({n: Model(1, 0.2) for n in "ab"}, 1, max_drain_s=1.0)
-    world.ask("a", 60.0)
-    world.run_until(5.0)
-    world.ask("b", 0.5)
-    world.run_until(6.5)
-    assert len(world.models["a"].waiting) == 1 and world.left[0][0] < 6.2
-    world.run_until(100.0)
-    assert not world.has_work
+    worker = Worker({n: Model(1, 0.2) for n in "ab"}, 1, max_drain_s=1.0)
+    worker.ask("a", 60.0)
+    worker.run_until(5.0)
+    worker.ask("b", 0.5)
+    worker.run_until(6.5)
+    assert len(worker.models["a"].waiting) == 1 and worker.left[0][0] < 6.2
+    worker.run_until(100.0)
+    assert not worker.has_work
 
 
 def test_a_drain_is_called_off_with_its_reason() -> None:
-    world = World({n: Model(1, 0.2) for n in "ab"}, 1)
-    world.ask("a", 60.0)
-    world.run_until(5.0)
-    world.ask("b", 0.5)
-    world.run_until(5.5)
-    world.models["b"].waiting.clear()
-    world.tick()
-    assert not world.orders.held and world.residency.models["a"].tier == "device"
+    worker = Worker({n: Model(1, 0.2) for n in "ab"}, 1)
+    worker.ask("a", 60.0)
+    worker.run_until(5.0)
+    worker.ask("b", 0.5)
+    worker.run_until(5.5)
+    worker.models["b"].waiting.clear()
+    worker.tick()
+    assert not worker.orders.held and worker.residency.models["a"].tier == "device"
 
 
 def test_a_load_nobody_waits_for_is_cancelled() -> None:
-    world = World({"a": Model(1, 2.0)}, 1)
-    world.ask("a", 1.0)
-    world.run_until(1.0)
-    world.models["a"].waiting.clear()
-    world.tick()
-    assert world.residency.models["a"].tier == "host" and world.residency.num_free == 1
-    world.run_until(4.0)
-    assert not world.on_device()
+    worker = Worker({"a": Model(1, 2.0)}, 1)
+    worker.ask("a", 1.0)
+    worker.run_until(1.0)
+    worker.models["a"].waiting.clear()
+    worker.tick()
+    assert worker.residency.models["a"].tier == "host" and worker.residency.num_free == 1
+    worker.run_until(4.0)
+    assert not worker.on_device()
 
 
 def test_pinned_ones_come_unasked_and_never_leave() -> None:
-    world = World({n: Model(1, 0.1) for n in "abc"}, 2, max_wait_s=1.0)
-    world.residency.models["a"].is_pinned = True
-    world.run_until(1.0)
-    assert world.on_device() == {"a"}
+    worker = Worker({n: Model(1, 0.1) for n in "abc"}, 2, max_wait_s=1.0)
+    worker.residency.models["a"].is_pinned = True
+    worker.run_until(1.0)
+    assert worker.on_device() == {"a"}
     for _ in range(20):
-        world.ask("b", 0.3)
-        world.ask("c", 0.3)
-        world.run_until(world.clock.now + 1.0)
-    assert {name for _, name in world.left} == {"b", "c"} and "a" in world.on_device()
+        worker.ask("b", 0.3)
+        worker.ask("c", 0.3)
+        worker.run_until(worker.clock.now + 1.0)
+    assert {name for _, name in worker.left} == {"b", "c"} and "a" in worker.on_device()
 
 
 def test_what_cannot_fit_beside_pins_is_unsatisfiable() -> None:
-    world = World({"a": Model(2, 0.1), "b": Model(3, 0.1), "c": Model(1, 0.1)}, 4)
-    world.residency.models["a"].is_pinned = True
-    world.run_until(1.0)
-    world.ask("b", 1.0)
-    world.ask("c", 1.0)
-    world.tick()
-    assert world.orders.unsatisfiable == ["b"] and world.residency.models["c"].tier in (
+    worker = Worker({"a": Model(2, 0.1), "b": Model(3, 0.1), "c": Model(1, 0.1)}, 4)
+    worker.residency.models["a"].is_pinned = True
+    worker.run_until(1.0)
+    worker.ask("b", 1.0)
+    worker.ask("c", 1.0)
+    worker.tick()
+    assert worker.orders.unsatisfiable == ["b"] and worker.residency.models["c"].tier in (
         "gathering",
         "loading",
     )
 
 
 def test_an_unloaded_one_drains_and_stays_away() -> None:
-    world = World({"a": Model(1, 0.1)}, 4)
-    world.ask("a", 2.0)
-    world.run_until(1.0)
-    world.residency.models["a"].is_unloaded = True
-    world.tick()
-    assert world.on_device() == {"a"} and world.orders.held == {"a"}
-    world.run_until(3.0)
-    world.ask("a", 1.0)
-    world.run_until(5.0)
-    assert not world.on_device()
+    worker = Worker({"a": Model(1, 0.1)}, 4)
+    worker.ask("a", 2.0)
+    worker.run_until(1.0)
+    worker.residency.models["a"].is_unloaded = True
+    worker.tick()
+    assert worker.on_device() == {"a"} and worker.orders.held == {"a"}
+    worker.run_until(3.0)
+    worker.ask("a", 1.0)
+    worker.run_until(5.0)
+    assert not worker.on_device()
 
 
 def test_a_failed_load_is_tried_again_after_a_while() -> None:
-    world = World({"a": Model(1, 0.1)}, 1, retry_after_s=5.0)
-    world.ask("a", 1.0)
-    world.tick()
-    world.models["a"].due_s = None
-    world.residency.failed("a")
-    world.run_until(4.9)
-    assert world.residency.models["a"].tier == "host"
-    world.run_until(6.0)
-    assert world.on_device() == {"a"}
+    worker = Worker({"a": Model(1, 0.1)}, 1, retry_after_s=5.0)
+    worker.ask("a", 1.0)
+    worker.tick()
+    worker.models["a"].due_s = None
+    worker.residency.failed("a")
+    worker.run_until(4.9)
+    assert worker.residency.models["a"].tier == "host"
+    worker.run_until(6.0)
+    assert worker.on_device() == {"a"}
 
 
 def test_one_short_of_memory_gets_it_from_others_in_time() -> None:
     """Weights leave room enough, but what runs elsewhere takes it again and again."""
-    world = World(
+    worker = Worker(
         {"a": Model(1, 0.1, num_kv=3), "b": Model(1, 0.1, num_kv=3)},
         5,
         max_wait_s=2.0,
         max_drain_s=1.0,
     )
-    world.ask("b", 0.1)
-    world.run_until(1.0)
-    world.ask("a", 0.1)
-    world.run_until(2.0)
-    assert world.on_device() == {"a", "b"}
-    while world.clock.now < 20:
-        world.ask("a", 1.0)
-        if world.clock.now > 4 and not world.models["b"].waiting:
-            world.ask("b", 0.5)
-        world.tick()
-    assert len(world.waits_s) > 20 and max(world.waits_s) < 2 * (2.0 + 1.0) + 1.0
+    worker.ask("b", 0.1)
+    worker.run_until(1.0)
+    worker.ask("a", 0.1)
+    worker.run_until(2.0)
+    assert worker.on_device() == {"a", "b"}
+    while worker.clock.now < 20:
+        worker.ask("a", 1.0)
+        if worker.clock.now > 4 and not worker.models["b"].waiting:
+            worker.ask("b", 0.5)
+        worker.tick()
+    assert len(worker.waits_s) > 20 and max(worker.waits_s) < 2 * (2.0 + 1.0) + 1.0
 
 
 def test_only_as_many_leave_as_are_needed() -> None:
-    world = World({"a": Model(1, 0.1), "b": Model(3, 0.1), "c": Model(3, 0.1)}, 4)
+    worker = Worker({"a": Model(1, 0.1), "b": Model(3, 0.1), "c": Model(3, 0.1)}, 4)
     for name in "ab":
-        world.ask(name, 0.1)
-        world.run_until(world.clock.now + 3)
-    world.ask("c", 0.1)
-    world.run_until(world.clock.now + 3)
-    assert [name for _, name in world.left] == ["b"], "though a was idle for longer"
+        worker.ask(name, 0.1)
+        worker.run_until(worker.clock.now + 3)
+    worker.ask("c", 0.1)
+    worker.run_until(worker.clock.now + 3)
+    assert [name for _, name in worker.left] == ["b"], "though a was idle for longer"

@@ -54,7 +54,7 @@ KV_EXTENTS = 6
 """Beside the weights of the largest: eight pages each."""
 
 
-class House:
+class StoredModels:
     """Three tiny models in one store, with two adapters each."""
 
     def __init__(self, folder: Path, families: dict[str, str] = FAMILIES) -> None:
@@ -124,8 +124,8 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    yield House(tmp_path_factory.mktemp("house"))
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredModels]:
+    yield StoredModels(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def models(status: WorkerStatus) -> dict[str, ModelStatus]:
     return {model.name: model for model in status.models}
 
 
-def traffic(house: House, names: list[str], count: int, num_tokens: int) -> list[Generate]:
+def traffic(stored: StoredModels, names: list[str], count: int, num_tokens: int) -> list[Generate]:
     """Of the base models and of adapters, with prefixes that come again."""
     rng = random.Random(3)
     shared = [rng.randrange(256) for _ in range(40)]
@@ -148,8 +148,8 @@ def traffic(house: House, names: list[str], count: int, num_tokens: int) -> list
         name = names[number % len(names)]
         own = [rng.randrange(256) for _ in range(rng.randrange(1, 20))]
         prompt = (shared if rng.random() < 0.5 else []) + own
-        ref = rng.choice([None, *house.refs[name]])
-        requests.append(house.generate(number, name, prompt, num_tokens, ref))
+        ref = rng.choice([None, *stored.refs[name]])
+        requests.append(stored.generate(number, name, prompt, num_tokens, ref))
     return requests
 
 
@@ -170,13 +170,13 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_answers_are_those_of_a_worker_that_never_swaps(house: House, form: str) -> None:
+def test_answers_are_those_of_a_worker_that_never_swaps(stored: StoredModels, form: str) -> None:
     """More streams than one residency can end: they are preempted with their model, and go on.
     Where weights are kept, an access to an extent that they have would end the process."""
     names = list(FAMILIES)
-    requests = traffic(house, names, scaled(48, 192), scaled(120, 240))
-    expected, _ = answers(house.config(*names, device_memory=None), requests)
-    got, driver = answers(house.config(*names, **FORMS[form]), requests)
+    requests = traffic(stored, names, scaled(48, 192), scaled(120, 240))
+    expected, _ = answers(stored.config(*names, device_memory=None), requests)
+    got, driver = answers(stored.config(*names, **FORMS[form]), requests)
     assert got == expected
     worker = driver.worker
     status = models(worker.status(False, 0))
@@ -192,18 +192,18 @@ def test_answers_are_those_of_a_worker_that_never_swaps(house: House, form: str)
     assert on_device[0].num_bytes <= num_weights < 1.5 * on_device[0].num_bytes
 
 
-def test_all_stay_where_there_is_room_for_all(house: House) -> None:
+def test_all_stay_where_there_is_room_for_all(stored: StoredModels) -> None:
     names = list(FAMILIES)
-    requests = traffic(house, names, 12, 16)
-    _, driver = answers(house.config(*names, room=3), requests)
+    requests = traffic(stored, names, 12, 16)
+    _, driver = answers(stored.config(*names, room=3), requests)
     status = models(driver.worker.status(False, 0))
     assert {(m.tier, m.num_swaps) for m in status.values()} == {("device", 1)}
 
 
-def test_a_cold_model_comes_and_the_idle_one_leaves(house: House) -> None:
-    with Driver(house.config("one", "two")) as driver:
+def test_a_cold_model_comes_and_the_idle_one_leaves(stored: StoredModels) -> None:
+    with Driver(stored.config("one", "two")) as driver:
         assert tiers(driver) == {"one": "device", "two": "host"}
-        driver.submit(house.generate(0, "two", [1, 2, 3], 4))
+        driver.submit(stored.generate(0, "two", [1, 2, 3], 4))
         driver.wait()
         status = driver.await_status(lambda s: models(s)["two"].num_swaps == 1)
         assert {n: m.tier for n, m in models(status).items()} == {"one": "host", "two": "device"}
@@ -212,23 +212,23 @@ def test_a_cold_model_comes_and_the_idle_one_leaves(house: House) -> None:
 
 
 def test_kept_weights_are_read_once_and_what_was_captured_for_them_stays(
-    house: House, tmp_path: Path
+    stored: StoredModels, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
-    shutil.copytree(house.folder / "store", store)
+    shutil.copytree(stored.folder / "store", store)
     form = {"store": str(store), **FORMS["as-on-a-gpu"]}
     names = ("one", "two")
-    requests = [house.generate(n, names[n % 2], [1, 2, 3], 8) for n in range(6)]
-    with Driver(house.config(*names, **form)) as driver:
+    requests = [stored.generate(n, names[n % 2], [1, 2, 3], 8) for n in range(6)]
+    with Driver(stored.config(*names, **form)) as driver:
         runners: dict[str, set[int]] = {name: set() for name in names}
         for request in requests:
             driver.submit(request)
             driver.wait()
             for name in names:
-                runners[name].add(id(driver.worker.instances[house.digests[name]].engine.runner))
+                runners[name].add(id(driver.worker.instances[stored.digests[name]].engine.runner))
             if request.id == 1:
                 for name in names:
-                    shutil.rmtree(store / "models" / house.digests[name])
+                    shutil.rmtree(store / "models" / stored.digests[name])
     assert set(driver.ended.values()) == {FinishReason.LENGTH}
     assert driver.answers[0] == driver.answers[2] == driver.answers[4]
     assert driver.answers[1] == driver.answers[3] == driver.answers[5]
@@ -237,7 +237,7 @@ def test_kept_weights_are_read_once_and_what_was_captured_for_them_stays(
 
 
 def test_graphs_of_a_model_that_comes_later_are_captured_one_between_two_steps(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    stored: StoredModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the sequences of another model wait for one at a time, and when all weights are
     there. Those of a model that is there at the start are captured before."""
@@ -254,18 +254,18 @@ def test_graphs_of_a_model_that_comes_later_are_captured_one_between_two_steps(
 
     monkeypatch.setattr(loop.WorkerLoop, "_step", counted_step)
     monkeypatch.setattr(GraphRunner, "capture_next", noted_capture)
-    with Driver(house.config("one", "two", room=2, **FORMS["as-on-a-gpu"])) as driver:
-        instances = [driver.worker.instances[house.digests[name]] for name in ("one", "two")]
+    with Driver(stored.config("one", "two", room=2, **FORMS["as-on-a-gpu"])) as driver:
+        instances = [driver.worker.instances[stored.digests[name]] for name in ("one", "two")]
         at_start = len(captures)
         assert set(captures) == {0} and not any(each.can_capture for each in instances)
-        three = DesiredModel(house.digests["three"], "three")
-        wanted = [DesiredModel(house.digests[name], name) for name in ("one", "two")]
+        three = DesiredModel(stored.digests["three"], "three")
+        wanted = [DesiredModel(stored.digests[name], name) for name in ("one", "two")]
         driver.loop.post(1, Desired(1, [], [*wanted, three]))
         driver.await_status(lambda s: "three" in models(s))
-        driver.submit(house.generate(0, "one", [1, 2, 3], 100))
-        driver.submit(house.generate(1, "three", [1, 2, 3], 8))
+        driver.submit(stored.generate(0, "one", [1, 2, 3], 100))
+        driver.submit(stored.generate(1, "three", [1, 2, 3], 8))
         driver.wait()
-        later = driver.worker.instances[house.digests["three"]]
+        later = driver.worker.instances[stored.digests["three"]]
         deadline = monotonic() + 60
         while later.can_capture and monotonic() < deadline:
             sleep(0.01)
@@ -283,12 +283,12 @@ def test_graphs_of_a_model_that_comes_later_are_captured_one_between_two_steps(
     assert not later.can_capture, "nor while it is to be unregistered"
 
 
-def test_kept_weights_are_bounded(house: House) -> None:
+def test_kept_weights_are_bounded(stored: StoredModels) -> None:
     """With room on the host for one model of three, the others are read again, and answer alike."""
     names = list(FAMILIES)
-    requests = [house.generate(n, names[n % 3], [1, 2, 3], 8) for n in range(9)]
-    largest = max(plan.max_bytes(select("cpu")) for plan in house.plans.values())
-    config = house.config(*names, host_model_memory=largest, **FORMS["as-on-a-gpu"])
+    requests = [stored.generate(n, names[n % 3], [1, 2, 3], 8) for n in range(9)]
+    largest = max(plan.max_bytes(select("cpu")) for plan in stored.plans.values())
+    config = stored.config(*names, host_model_memory=largest, **FORMS["as-on-a-gpu"])
     runners: dict[str, set[int]] = {name: set() for name in names}
     kept: list[object] = []
     with Driver(config) as driver:
@@ -296,7 +296,7 @@ def test_kept_weights_are_bounded(house: House) -> None:
             driver.submit(request)
             driver.wait()
             for name in names:
-                runner = driver.worker.instances[house.digests[name]].engine.runner
+                runner = driver.worker.instances[stored.digests[name]].engine.runner
                 if runner is not None:
                     # Alive, so that no later one has its id.
                     kept.append(runner)
@@ -308,22 +308,22 @@ def test_kept_weights_are_bounded(house: House) -> None:
     assert counts[-1] > 1, "none was read again"
 
 
-def test_an_unloaded_model_is_not_kept(house: House, without_collector: None) -> None:
+def test_an_unloaded_model_is_not_kept(stored: StoredModels, without_collector: None) -> None:
     """Nor are the graphs that were captured for it: they are freed without the collector of cycles,
     which looks at nothing that was made before the worker was ready."""
-    one = house.digests["one"]
+    one = stored.digests["one"]
     wanted, unloaded = DesiredModel(one, "one"), DesiredModel(one, "one", is_unloaded=True)
-    with Driver(house.config("one", **FORMS["as-on-a-gpu"])) as driver:
+    with Driver(stored.config("one", **FORMS["as-on-a-gpu"])) as driver:
         is_freed = Event()
         weakref.finalize(driver.worker.instances[one].engine.runner, is_freed.set)
-        driver.submit(house.generate(0, "one", [1, 2, 3], 8))
+        driver.submit(stored.generate(0, "one", [1, 2, 3], 8))
         driver.wait()
         driver.loop.post(1, Desired(1, [], [unloaded]))
         driver.await_status(lambda s: models(s)["one"].tier == "host")
         assert is_freed.wait(60)
         driver.loop.post(1, Desired(2, [], [wanted]))
         driver.await_status(lambda s: s.generation == 2)
-        driver.submit(house.generate(1, "one", [1, 2, 3], 8))
+        driver.submit(stored.generate(1, "one", [1, 2, 3], 8))
         driver.wait()
         assert driver.answers[0] == driver.answers[1]
         assert driver.worker.instances[one].engine.runner is not None
@@ -333,37 +333,37 @@ def tiers(driver: Driver) -> dict[str, str]:
     return {m.name: m.tier for m in driver.worker.status(False, 0).models}
 
 
-def test_a_load_nobody_waits_for_leaves_the_device_to_others(house: House) -> None:
+def test_a_load_nobody_waits_for_leaves_the_device_to_others(stored: StoredModels) -> None:
     """The request is taken back while its model waits for room."""
-    config = house.config("one", "two", max_model_wait_s=1e9, max_model_drain_s=1e9)
+    config = stored.config("one", "two", max_model_wait_s=1e9, max_model_drain_s=1e9)
     with Driver(config) as driver:
-        driver.submit(house.generate(0, "one", [1, 2, 3], 400))
+        driver.submit(stored.generate(0, "one", [1, 2, 3], 400))
         driver.await_first(0)
-        driver.submit(house.generate(1, "two", [1, 2, 3], 400))
+        driver.submit(stored.generate(1, "two", [1, 2, 3], 400))
         driver.loop.post(0, Abort(1))
-        driver.submit(house.generate(2, "one", [1, 2, 3], 4))
+        driver.submit(stored.generate(2, "one", [1, 2, 3], 4))
         driver.wait()
         assert tiers(driver)["one"] == "device"
 
 
-def test_an_idle_model_leaves_for_an_adapter(house: House) -> None:
+def test_an_idle_model_leaves_for_an_adapter(stored: StoredModels) -> None:
     """Which fits beside one model, and not beside two."""
-    shape, folder = house.shapes["one"], house.folder / "large"
+    shape, folder = stored.shapes["one"], stored.folder / "large"
     write_adapter(shape, folder, rank=128, seed=1)
-    large = store_adapter(house.store, folder, shape)
-    with Driver(house.config("one", "two", room=2)) as driver:
+    large = store_adapter(stored.store, folder, shape)
+    with Driver(stored.config("one", "two", room=2)) as driver:
         for number, name in enumerate(("one", "two")):
-            driver.submit(house.generate(number, name, [1, 2, 3], 2))
+            driver.submit(stored.generate(number, name, [1, 2, 3], 2))
         driver.wait()
         assert set(tiers(driver).values()) == {"device"}
-        driver.submit(house.generate(2, "one", [1, 2, 3], 2, large))
+        driver.submit(stored.generate(2, "one", [1, 2, 3], 2, large))
         driver.wait()
         assert driver.ended[2] is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_load_that_fails_half_way_keeps_nothing(
-    house: House, monkeypatch: pytest.MonkeyPatch, form: str
+    stored: StoredModels, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """Nor until garbage is collected some day: the next try will want the memory that it lacked."""
 
@@ -371,8 +371,8 @@ def test_a_load_that_fails_half_way_keeps_nothing(
         tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
         return sum({t.untyped_storage().data_ptr(): t.nbytes for t in tensors}.values())
 
-    with Driver(house.config("one", "two", **FORMS[form])) as driver:
-        driver.submit(house.generate(0, "one", [1, 2, 3], 4))
+    with Driver(stored.config("one", "two", **FORMS[form])) as driver:
+        driver.submit(stored.generate(0, "one", [1, 2, 3], 4))
         driver.wait()
         pack, left = driver.worker.ops.pack_linear, iter(range(5))
 
@@ -387,7 +387,7 @@ def test_a_load_that_fails_half_way_keeps_nothing(
         before = num_bytes() - (0 if "keeps_weights" in FORMS[form] else one.num_bytes)
         gc.disable()
         try:
-            driver.submit(house.generate(1, "two", [1, 2, 3], 4))
+            driver.submit(stored.generate(1, "two", [1, 2, 3], 4))
             driver.wait()
             assert driver.ended[1] is ErrorCode.MODEL_UNAVAILABLE
             assert next(left, None) is None
@@ -397,23 +397,25 @@ def test_a_load_that_fails_half_way_keeps_nothing(
             gc.enable()
 
 
-def test_a_broken_model_fails_by_name_and_harms_nobody_else(house: House, tmp_path: Path) -> None:
+def test_a_broken_model_fails_by_name_and_harms_nobody_else(
+    stored: StoredModels, tmp_path: Path
+) -> None:
     store = tmp_path / "store"
-    shutil.copytree(house.folder / "store", store)
-    weights = store / "models" / house.digests["two"] / "model.safetensors"
+    shutil.copytree(stored.folder / "store", store)
+    weights = store / "models" / stored.digests["two"] / "model.safetensors"
     whole = weights.read_bytes()
     weights.chmod(0o644)
     weights.write_bytes(whole[: len(whole) // 2])
-    config = house.config("one", "two", store=str(store))
+    config = stored.config("one", "two", store=str(store))
     with Driver(config) as driver:
-        driver.submit(house.generate(0, "one", [1, 2, 3], 300))
-        driver.submit(house.generate(1, "two", [1, 2, 3], 4))
+        driver.submit(stored.generate(0, "one", [1, 2, 3], 300))
+        driver.submit(stored.generate(1, "two", [1, 2, 3], 4))
         driver.wait()
         assert driver.ended == {0: FinishReason.LENGTH, 1: ErrorCode.MODEL_UNAVAILABLE}
         status = driver.await_status(lambda s: models(s)["two"].error != "")
         assert models(status)["two"].tier == "host"
-        driver.submit(house.generate(2, "two", [1, 2, 3], 4))
-        driver.submit(house.generate(3, "one", [1, 2, 3], 4))
+        driver.submit(stored.generate(2, "two", [1, 2, 3], 4))
+        driver.submit(stored.generate(3, "one", [1, 2, 3], 4))
         driver.wait()
         assert driver.ended[2] is ErrorCode.MODEL_UNAVAILABLE
         assert driver.ended[3] is FinishReason.LENGTH
@@ -421,27 +423,27 @@ def test_a_broken_model_fails_by_name_and_harms_nobody_else(house: House, tmp_pa
         number = 4
         while driver.ended[number - 1] is not FinishReason.LENGTH or number == 4:
             sleep(0.1)
-            driver.submit(house.generate(number, "two", [1, 2, 3], 4))
+            driver.submit(stored.generate(number, "two", [1, 2, 3], 4))
             driver.wait()
             number += 1
         status = driver.await_status(lambda s: models(s)["two"].tier == "device")
         assert models(status)["two"].error == ""
 
 
-def test_a_probe_waits_for_its_model(house: House) -> None:
+def test_a_probe_waits_for_its_model(stored: StoredModels) -> None:
     """And proves there what it proves anywhere."""
-    with Driver(house.config("one", "three")) as driver:
-        result = driver.probe(1, house.digests["three"], house.refs["three"][0])
+    with Driver(stored.config("one", "three")) as driver:
+        result = driver.probe(1, stored.digests["three"], stored.refs["three"][0])
         assert result.error == "" and result.fingerprint is not None
-        result = driver.probe(2, house.digests["one"], house.refs["one"][0])
+        result = driver.probe(2, stored.digests["one"], stored.refs["one"][0])
         assert result.error == ""
 
 
-def test_the_catalog_registers_pins_and_unloads(house: House) -> None:
-    one, three = (DesiredModel(house.digests[name], name) for name in ("one", "three"))
+def test_the_catalog_registers_pins_and_unloads(stored: StoredModels) -> None:
+    one, three = (DesiredModel(stored.digests[name], name) for name in ("one", "three"))
     missing = DesiredModel("0" * 64, "missing")
-    with Driver(house.config("one", room=1)) as driver:
-        driver.submit(house.generate(0, "three", [1, 2, 3], 4))
+    with Driver(stored.config("one", room=1)) as driver:
+        driver.submit(stored.generate(0, "three", [1, 2, 3], 4))
         driver.wait()
         assert driver.ended[0] is ErrorCode.MODEL_UNKNOWN
         driver.loop.post(1, Desired(1, [], [one, three, missing]))
@@ -455,54 +457,54 @@ def test_the_catalog_registers_pins_and_unloads(house: House) -> None:
         assert models(status)["missing"].tier == "cold"
         assert driver.loop.is_ready, "what cannot come keeps it from nothing"
         assert [model.name for model in driver.models] == ["one", "three"]
-        driver.submit(house.generate(1, "three", [1, 2, 3], 4))
+        driver.submit(stored.generate(1, "three", [1, 2, 3], 4))
         driver.wait()
         assert driver.ended[1] is FinishReason.LENGTH
 
         pinned = DesiredModel(one.digest, "one", is_pinned=True)
         driver.loop.post(1, Desired(2, [], [pinned, three]))
         driver.await_status(lambda s: s.generation == 2 and models(s)["one"].tier == "device")
-        driver.submit(house.generate(2, "three", [1, 2, 3], 4))
+        driver.submit(stored.generate(2, "three", [1, 2, 3], 4))
         driver.wait()
         assert driver.ended[2] is ErrorCode.OVERLOADED, "it cannot fit beside the pinned one"
 
         unloaded = DesiredModel(one.digest, "one", is_unloaded=True)
         driver.loop.post(1, Desired(3, [], [unloaded, three]))
         driver.await_status(lambda s: models(s)["one"].tier == "host")
-        driver.submit(house.generate(3, "one", [1, 2, 3], 4))
-        driver.submit(house.generate(4, "three", [1, 2, 3], 4))
+        driver.submit(stored.generate(3, "one", [1, 2, 3], 4))
+        driver.submit(stored.generate(4, "three", [1, 2, 3], 4))
         driver.wait()
         assert driver.ended[3] is ErrorCode.MODEL_UNAVAILABLE
         assert driver.ended[4] is FinishReason.LENGTH
-        probed = driver.probe(5, one.digest, house.refs["one"][0])
+        probed = driver.probe(5, one.digest, stored.refs["one"][0])
         assert (probed.error, probed.is_final) == ("adapter.probe.model_unavailable", False)
         assert probed.message == "the base model is unloaded"
 
 
 @pytest.mark.parametrize("form", ["in-turn", "as-on-a-gpu"])
-def test_a_model_registered_later_lies_beside_the_memory(house: House, form: str) -> None:
+def test_a_model_registered_later_lies_beside_the_memory(stored: StoredModels, form: str) -> None:
     """`memory` is less than its weights, and KV keeps all of it."""
     settings: dict[str, Any] = {"device_memory": None, "memory": KV_EXTENTS * UNIT_BYTES}
-    one, two, three = (DesiredModel(house.digests[name], name) for name in FAMILIES)
-    with Driver(house.config("three", **settings, **FORMS[form])) as driver:
+    one, two, three = (DesiredModel(stored.digests[name], name) for name in FAMILIES)
+    with Driver(stored.config("three", **settings, **FORMS[form])) as driver:
         before = driver.await_status(lambda _: True)
         driver.loop.post(1, Desired(1, [], [three, one]))
         driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
         for number, name in enumerate(["one", "three", "one"]):
-            driver.submit(house.generate(number, name, [1, 2, 3], 4))
+            driver.submit(stored.generate(number, name, [1, 2, 3], 4))
         driver.wait()
         assert set(driver.ended.values()) == {FinishReason.LENGTH}
         after = driver.await_status(lambda s: models(s)["one"].tier == "device")
         assert [model.num_swaps for model in models(after).values()] == [1, 1], "both stay"
         assert models(after)["three"].pages_total == models(before)["three"].pages_total
         grown = after.arena_bytes - before.arena_bytes
-        assert grown >= house.plans["one"].max_bytes(select("cpu"))
+        assert grown >= stored.plans["one"].max_bytes(select("cpu"))
         assert len(after.extents) * driver.worker.memory.arena.extent_bytes == after.arena_bytes
 
         # One that the catalog has no more leaves its room to the next.
         driver.loop.post(1, Desired(2, [], [three, two]))
         driver.await_status(lambda s: "two" in models(s) and models(s)["two"].tier == "host")
-        driver.submit(house.generate(3, "two", [1, 2, 3], 4))
+        driver.submit(stored.generate(3, "two", [1, 2, 3], 4))
         driver.wait()
         assert driver.ended[3] is FinishReason.LENGTH
         last = driver.await_status(lambda s: models(s)["two"].tier == "device")
@@ -533,16 +535,16 @@ def adapter_threads() -> set[threading.Thread]:
 
 @pytest.mark.parametrize("form", ["in-turn", "as-on-a-gpu"])
 def test_a_model_that_the_catalog_drops_frees_all_that_it_had(
-    house: House, form: str, without_collector: None
+    stored: StoredModels, form: str, without_collector: None
 ) -> None:
     """Once its last sequence has ended, and without the collector of cycles."""
-    one, two = (DesiredModel(house.digests[name], name) for name in ("one", "two"))
+    one, two = (DesiredModel(stored.digests[name], name) for name in ("one", "two"))
     # Those of a worker that has just been closed may still be ending.
     others = adapter_threads()
-    with Driver(house.config("two", room=2, **FORMS[form])) as driver:
+    with Driver(stored.config("two", room=2, **FORMS[form])) as driver:
         driver.loop.post(1, Desired(1, [], [one, two]))
         driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
-        driver.submit(house.generate(0, "one", [1, 2, 3] * 20, 100, house.refs["one"][0]))
+        driver.submit(stored.generate(0, "one", [1, 2, 3] * 20, 100, stored.refs["one"][0]))
         driver.await_first(0)
         assert len(adapter_threads() - others) == 2
         worker = driver.worker
@@ -566,24 +568,24 @@ def test_a_model_that_the_catalog_drops_frees_all_that_it_had(
         assert len(worker.memory.broker._caches) == len(worker.memory.broker.holders) == 1
         while adapter_threads() - others:
             sleep(0.01)
-        driver.submit(house.generate(1, "one", [1, 2, 3], 4))
+        driver.submit(stored.generate(1, "one", [1, 2, 3], 4))
         driver.wait()
         assert driver.ended[1] is ErrorCode.MODEL_UNKNOWN
         driver.loop.post(1, Desired(3, [], [one, two]))
         driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
-        driver.submit(house.generate(2, "one", [1, 2, 3] * 20, 100, house.refs["one"][0]))
+        driver.submit(stored.generate(2, "one", [1, 2, 3] * 20, 100, stored.refs["one"][0]))
         driver.wait()
         assert driver.answers[2] == driver.answers[0]
 
 
 def test_a_model_that_cannot_be_built_fails_by_name_and_ends_nothing_else(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    stored: StoredModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Late in its building, in three ways; the next try finds everything as before."""
-    one, two = (DesiredModel(house.digests[name], name) for name in ("one", "two"))
+    one, two = (DesiredModel(stored.digests[name], name) for name in ("one", "two"))
     errors = [OSError(12, "no addresses"), MemoryError(), ValueError("no")]
     told: list[str] = []
-    with Driver(house.config("two", room=2)) as driver:
+    with Driver(stored.config("two", room=2)) as driver:
         worker = driver.worker
         reserve = worker.memory.device.reserve
 
@@ -596,36 +598,38 @@ def test_a_model_that_cannot_be_built_fails_by_name_and_ends_nothing_else(
         monkeypatch.setattr(fetcher, "RETRY_S", 0.0)
         monkeypatch.setattr(worker.memory.device, "reserve", fail_at_first)
         monkeypatch.setattr(fetcher.log, "warning", lambda _, *words: told.append(words[-1]))
-        driver.submit(house.generate(0, "two", [1, 2, 3], 300))
+        driver.submit(stored.generate(0, "two", [1, 2, 3], 300))
         driver.loop.post(1, Desired(1, [], [one, two]))
         driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
         assert told == ["[Errno 12] no addresses", "MemoryError", "no"] and not errors
         assert len(worker.memory.broker._caches) == len(worker.memory.broker.holders) == 2
-        driver.submit(house.generate(1, "one", [1, 2, 3], 4))
+        driver.submit(stored.generate(1, "one", [1, 2, 3], 4))
         driver.wait()
         assert set(driver.ended.values()) == {FinishReason.LENGTH}
 
 
-def test_the_end_of_a_load_wakes_the_loop(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_load_wakes_the_loop(
+    stored: StoredModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a fetch, of weights, of an adapter and of a grammar: no timer ever ends its wait."""
     monkeypatch.setattr(loop, "TIMER_S", 3600.0)
     monkeypatch.setattr(loop, "STATUS_PERIOD_S", 3600.0)
-    with Driver(house.config("two", room=2)) as driver:
+    with Driver(stored.config("two", room=2)) as driver:
         driver.await_status(lambda _: True)
-        models = [DesiredModel(house.digests[name], name) for name in ("one", "two")]
+        models = [DesiredModel(stored.digests[name], name) for name in ("one", "two")]
         driver.loop.post(1, Desired(1, [], models))
         driver.await_models("one", "two")
-        request = house.generate(0, "one", [1, 2, 3], 4, house.refs["one"][0])
+        request = stored.generate(0, "one", [1, 2, 3], 4, stored.refs["one"][0])
         grammar = grammars.of_regex("(ab|[0-9]{2}){1,4}-[x-z]{3}")
         driver.submit(msgspec.structs.replace(request, grammar=grammar))
         driver.wait()
     assert driver.ended[0] in list(FinishReason)
 
 
-def test_a_model_that_can_never_be_served_says_so(house: House) -> None:
+def test_a_model_that_can_never_be_served_says_so(stored: StoredModels) -> None:
     """A worker cuts its memory before it knows of the model."""
-    one = DesiredModel(house.digests["one"], "one")
-    with Driver(house.config(device_memory=8 << 20)) as driver:
+    one = DesiredModel(stored.digests["one"], "one")
+    with Driver(stored.config(device_memory=8 << 20)) as driver:
         driver.loop.post(1, Desired(1, [], [one]))
         status = driver.await_status(lambda s: "one" in models(s) and models(s)["one"].error != "")
         assert "needs 16.00 MiB" in (why_unsatisfiable(status.models) or "")
@@ -647,13 +651,13 @@ def test_a_model_that_can_never_be_served_says_so(house: House) -> None:
     ],
 )
 def test_too_little_memory_is_refused_at_the_start_with_the_least_that_does(
-    house: House, sizes: dict[str, int]
+    stored: StoredModels, sizes: dict[str, int]
 ) -> None:
     name, given = next(iter(sizes.items()))
 
     def build(num_bytes: int) -> None:
         settings: dict[str, Any] = {"device_memory": None} | sizes | {name: num_bytes}
-        with Driver(house.config("one", "three", **settings)):
+        with Driver(stored.config("one", "three", **settings)):
             pass
 
     with pytest.raises(CannotServe, match=f"^{name}: {given} bytes are too few") as refused:
@@ -664,14 +668,16 @@ def test_too_little_memory_is_refused_at_the_start_with_the_least_that_does(
         build(least - 1)
 
 
-def test_buffers_and_tables_outside_the_arena_are_part_of_the_device_memory(house: House) -> None:
+def test_buffers_and_tables_outside_the_arena_are_part_of_the_device_memory(
+    stored: StoredModels,
+) -> None:
     """As on a GPU, where they take of the same memory; what is planned is what is allocated."""
     total = 64 << 20
     settings: dict[str, Any] = {"keeps_weights": True, "device_memory": total, "max_num_seqs": 40}
-    with Driver(house.config("one", "two", **settings)) as driver:
+    with Driver(stored.config("one", "two", **settings)) as driver:
         allocated = 0
         for name in ("one", "two"):
-            model = driver.worker.instances[house.digests[name]]
+            model = driver.worker.instances[stored.digests[name]]
             buffers = buffers_of(model)
             tables = buffers.tables
             for tensor in (buffers.tokens, tables.a_offset, tables.b_offset, tables.rank):
@@ -685,34 +691,38 @@ def test_buffers_and_tables_outside_the_arena_are_part_of_the_device_memory(hous
 
 @pytest.mark.parametrize("name", ["memory", "device_memory"])
 @pytest.mark.parametrize("num_bytes", [1 << 58, 1 << 70])
-def test_more_memory_than_can_be_is_refused(house: House, name: str, num_bytes: int) -> None:
+def test_more_memory_than_can_be_is_refused(
+    stored: StoredModels, name: str, num_bytes: int
+) -> None:
     sizes: dict[str, Any] = {"device_memory": None, name: num_bytes}
     with pytest.raises(CannotServe, match=f"^{name}: this machine gives no {num_bytes} bytes"):
-        Driver(house.config(**sizes))
+        Driver(stored.config(**sizes))
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_loaded_adapters"])
 @pytest.mark.parametrize("value", [1 << 45, 1 << 60])
-def test_more_rows_than_there_can_be_are_refused(house: House, name: str, value: int) -> None:
+def test_more_rows_than_there_can_be_are_refused(
+    stored: StoredModels, name: str, value: int
+) -> None:
     settings: dict[str, Any] = {name: value}
     with pytest.raises(CannotServe, match=rf"^{name}: this machine has no memory for {value}$"):
-        Driver(house.config("one", **settings))
+        Driver(stored.config("one", **settings))
 
 
-def test_adapters_that_may_have_no_whole_extent_are_refused(house: House) -> None:
+def test_adapters_that_may_have_no_whole_extent_are_refused(stored: StoredModels) -> None:
     with pytest.raises(CannotServe, match="adapter_memory: adapters need 1 bytes"):
-        Driver(house.config("one", adapter_memory_min=1, adapter_memory_max=1))
+        Driver(stored.config("one", adapter_memory_min=1, adapter_memory_max=1))
 
 
-def test_adapters_on_the_host_have_one_bound_for_all_models(house: House) -> None:
+def test_adapters_on_the_host_have_one_bound_for_all_models(stored: StoredModels) -> None:
     def held(host_bytes: int) -> list[int]:
-        config = house.config(*FAMILIES, host_adapter_memory=host_bytes)
+        config = stored.config(*FAMILIES, host_adapter_memory=host_bytes)
         with Driver(config) as driver:
-            pools = [driver.worker.instances[house.digests[name]].pool for name in FAMILIES]
+            pools = [driver.worker.instances[stored.digests[name]].pool for name in FAMILIES]
             # Not as messages: their loads begin on a thread for which a test cannot wait.
             for name, pool in zip(FAMILIES, pools, strict=True):
                 with driver.worker.memory.broker.lock:
-                    pool.prefetch(house.refs[name][0])
+                    pool.prefetch(stored.refs[name][0])
             while any(pool.loads.num_open for pool in pools):
                 sleep(0.001)
             return [

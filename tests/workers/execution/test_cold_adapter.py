@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from tests.adapters.pools import House, SteppedExecutor
+from tests.adapters.pools import PoolSetup, SteppedExecutor
 from tests.workers.no_models import make_loop
 from tests.workers.simulation import generate
 from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner, Slots
@@ -44,18 +44,18 @@ class ScriptedRunner(SimulatedRunner):
         return launched
 
 
-class Box:
+class Worker:
     """A worker's loop, on the thread of the test, over a real pool of adapters of one unit."""
 
     def __init__(self, folder: Path, *, num_units: int = 16, max_num_seqs: int = 8) -> None:
-        self.house = house = House(folder, [4] * 3, num_units=num_units)
+        self.setup = setup = PoolSetup(folder, [4] * 3, num_units=num_units)
         slots = Slots()
         self.runner = ScriptedRunner(FakeClock(), slots)
         self.runner.script = {}
         self.scheduler = fair_scheduler(
-            house.kv,
-            house.pool,
-            house.pool.device.commands,
+            setup.kv,
+            setup.pool,
+            setup.pool.device.commands,
             max_num_seqs=max_num_seqs,
             max_batched_tokens=64,
         )
@@ -68,12 +68,12 @@ class Box:
             self.runner,
             report,
             Unconstrained(),
-            RequestLimits(4096, house.kv.num_total, VOCAB, frozenset()),
+            RequestLimits(4096, setup.kv.num_total, VOCAB, frozenset()),
             clock=self.runner.clock,
         )
         self.loop = make_loop(
-            ModelInstance(engine, house.pool, report, cast(EffectProof, None)),
-            house.broker.lock,
+            ModelInstance(engine, setup.pool, report, cast(EffectProof, None)),
+            setup.broker.lock,
             self.runner.clock,
             deliver=self._take,
             status=lambda *_: WorkerStatus("w", False, [], [], 0, "", {}, 0, 0.0),
@@ -83,22 +83,22 @@ class Box:
 
     @property
     def executor(self) -> SteppedExecutor:
-        assert isinstance(self.house.executor, SteppedExecutor)
-        return self.house.executor
+        assert isinstance(self.setup.executor, SteppedExecutor)
+        return self.setup.executor
 
     def bring(self, index: int, tier: str) -> None:
         if tier == "host":
-            self.house.pool.prefetch(self.house.refs[index])
-            self.house.settle()
+            self.setup.pool.prefetch(self.setup.refs[index])
+            self.setup.settle()
         elif tier == "device":
-            self.house.load(index).release()
-        assert self.house.tier(index) == (None if tier == "store" else tier)
+            self.setup.load(index).release()
+        assert self.setup.tier(index) == (None if tier == "store" else tier)
 
     def during(self, step: int, *calls: Callable[[], None]) -> None:
         self.runner.script.setdefault(step, []).extend(calls)
 
     def ask(self, number: int, index: int | None = None, num_tokens: int = 1) -> None:
-        adapter = None if index is None else self.house.refs[index].digest
+        adapter = None if index is None else self.setup.refs[index].digest
         self.loop.post(0, generate(number, [number + 1] * 4, num_tokens, adapter))
 
     def run(self, background: int | None = None) -> None:
@@ -111,7 +111,7 @@ class Box:
 
     def _check(self) -> None:
         held = [page for s in self.scheduler.running for page in s.block_table.held_pages]
-        self.house.check(held)
+        self.setup.check(held)
 
     def _take(self, delivery: Delivery) -> None:
         for _, message in delivery:
@@ -124,60 +124,60 @@ class Box:
 @pytest.mark.parametrize("tier", ["device", "host", "store"])
 def test_one_loaded_while_a_step_computes_runs_in_the_next(tmp_path: Path, tier: str) -> None:
     """From the host and from the store as from the device."""
-    box = Box(tmp_path)
-    box.bring(0, tier)
-    box.during(3, lambda: box.ask(COLD, 0), box.executor.drain)
-    box.run()
-    assert box.first_tokens[COLD] == 4
+    worker = Worker(tmp_path)
+    worker.bring(0, tier)
+    worker.during(3, lambda: worker.ask(COLD, 0), worker.executor.drain)
+    worker.run()
+    assert worker.first_tokens[COLD] == 4
 
 
 def test_one_whose_copy_takes_longer_runs_in_the_first_step_after_it(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    box.bring(0, "host")
-    box.during(3, lambda: box.ask(COLD, 0))
-    box.during(6, box.executor.drain)
-    box.run()
-    assert box.first_tokens[COLD] == 7
+    worker = Worker(tmp_path)
+    worker.bring(0, "host")
+    worker.during(3, lambda: worker.ask(COLD, 0))
+    worker.during(6, worker.executor.drain)
+    worker.run()
+    assert worker.first_tokens[COLD] == 7
 
 
 def test_a_hint_starts_the_load_while_a_step_computes(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    hint = Prefetch("model", AdapterRef(box.house.refs[0].digest))
-    box.during(3, lambda: box.loop.post(0, hint), box.executor.drain)
+    worker = Worker(tmp_path)
+    hint = Prefetch("model", AdapterRef(worker.setup.refs[0].digest))
+    worker.during(3, lambda: worker.loop.post(0, hint), worker.executor.drain)
     seen: list[str | None] = []
-    box.during(3, lambda: seen.append(box.house.tier(0)))
-    box.run()
+    worker.during(3, lambda: seen.append(worker.setup.tier(0)))
+    worker.run()
     assert seen == ["host"]
 
 
 def test_a_load_takes_nothing_that_the_step_reads(tmp_path: Path) -> None:
     """Room for one adapter, which is in use."""
-    box = Box(tmp_path, num_units=2)
-    box.bring(1, "host")
-    box.bring(0, "device")
+    worker = Worker(tmp_path, num_units=2)
+    worker.bring(1, "host")
+    worker.bring(0, "device")
     for step in range(3, NUM_STEPS):
-        box.during(step, box.executor.drain)
-    box.during(3, lambda: box.ask(COLD, 1))
+        worker.during(step, worker.executor.drain)
+    worker.during(3, lambda: worker.ask(COLD, 1))
     seen: list[set[int]] = []
-    box.during(NUM_STEPS, lambda: seen.append(box.house.on_device()))
-    box.run(background=0)
-    assert seen == [{0}] and COLD not in box.first_tokens
+    worker.during(NUM_STEPS, lambda: seen.append(worker.setup.on_device()))
+    worker.run(background=0)
+    assert seen == [{0}] and COLD not in worker.first_tokens
 
 
 def test_one_that_must_wait_for_a_row_pushes_nothing_off_the_device(tmp_path: Path) -> None:
-    box = Box(tmp_path, max_num_seqs=1)
-    box.bring(0, "host")
-    box.during(3, lambda: box.ask(COLD, 0), box.executor.drain)
-    box.during(5, box.executor.drain, lambda: box.loop.post(0, Abort(COLD)))
-    box.run()
-    assert box.house.tier(0) == "host"
+    worker = Worker(tmp_path, max_num_seqs=1)
+    worker.bring(0, "host")
+    worker.during(3, lambda: worker.ask(COLD, 0), worker.executor.drain)
+    worker.during(5, worker.executor.drain, lambda: worker.loop.post(0, Abort(COLD)))
+    worker.run()
+    assert worker.setup.tier(0) == "host"
 
 
 def test_nor_does_one_behind_another_that_takes_the_last_row(tmp_path: Path) -> None:
-    box = Box(tmp_path, max_num_seqs=2)
-    box.bring(0, "host")
-    box.during(3, lambda: box.ask(2, num_tokens=NUM_STEPS), lambda: box.ask(COLD, 0))
-    box.during(4, box.executor.drain)
-    box.during(5, box.executor.drain, lambda: box.loop.post(0, Abort(COLD)))
-    box.run()
-    assert box.first_tokens[2] == 4 and box.house.tier(0) == "host"
+    worker = Worker(tmp_path, max_num_seqs=2)
+    worker.bring(0, "host")
+    worker.during(3, lambda: worker.ask(2, num_tokens=NUM_STEPS), lambda: worker.ask(COLD, 0))
+    worker.during(4, worker.executor.drain)
+    worker.during(5, worker.executor.drain, lambda: worker.loop.post(0, Abort(COLD)))
+    worker.run()
+    assert worker.first_tokens[2] == 4 and worker.setup.tier(0) == "host"

@@ -20,7 +20,7 @@ from adapters.pool.pool import AdapterPool
 from adapters.pool.source import Signed
 from adapters.pool.turns import MAX_ASKERS
 from memory.eviction.copy_queue import Copy, CopyQueue
-from tests.adapters.pools import House, SteppedExecutor
+from tests.adapters.pools import PoolSetup, SteppedExecutor
 from tests.workers.simulation import generate
 from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner, Slots
 from workers.execution.engine import Engine
@@ -59,27 +59,27 @@ class Worker:
     def __init__(
         self, folder: Path, *, num_slots: int = 64, max_num_seqs: int = 64, num_units: int = 256
     ) -> None:
-        self.house = house = House(
+        self.setup = setup = PoolSetup(
             *(folder, [UNIT_IMAGE_RANK]), num_units=num_units, adapter_units=(0, num_slots)
         )
-        image = house.loader.fetch(house.refs[0].digest)
+        image = setup.loader.fetch(setup.refs[0].digest)
         self.store = SlowStore(image, set())
         self.fetcher, self.copier = SteppedExecutor(), SteppedExecutor()
         self.clock = FakeClock()
-        house.num_slots = num_slots
-        device = house.make_pool().device
+        setup.num_slots = num_slots
+        device = setup.make_pool().device
         loads = Loads(
-            *(self.store, house.host, device),
-            lock=house.broker.lock,
+            *(self.store, setup.host, device),
+            lock=setup.broker.lock,
             fetcher=self.fetcher,
             copier=self.copier,
             disk_bytes=1 << 30,
             clock=self.clock,
         )
-        self.pool = AdapterPool(loads, requests=house.requests, clock=self.clock)
+        self.pool = AdapterPool(loads, requests=setup.requests, clock=self.clock)
         slots = Slots()
         scheduler = fair_scheduler(
-            *(house.kv, self.pool, self.pool.device.commands),
+            *(setup.kv, self.pool, self.pool.device.commands),
             max_num_seqs=max_num_seqs,
             max_batched_tokens=256,
             bounds=QueueBounds(max_wait_s=1e9),
@@ -88,7 +88,7 @@ class Worker:
         self.engine = Engine(
             *(ModelInfo("model", "m", 4096), scheduler, SimulatedRunner(self.clock, slots)),
             *(NoObserver(), Unconstrained()),
-            RequestLimits(4096, house.kv.num_total, VOCAB, frozenset()),
+            RequestLimits(4096, setup.kv.num_total, VOCAB, frozenset()),
             clock=self.clock,
         )
         self.failed: list[Failed] = []
@@ -105,7 +105,7 @@ class Worker:
                 *(self.num_asked, [self.num_asked % 90] * 4, num_tokens, adapter),
                 **{"tenant": tenant, **fields},
             )
-            with self.house.broker.lock:
+            with self.setup.broker.lock:
                 self.failed += [
                     event
                     for _, event in self.engine.offer(0, request, self.clock.now)
@@ -117,7 +117,7 @@ class Worker:
         for _ in range(times):
             self.num_steps += 1
             self.clock.now += 0.05
-            self.house.now = self.clock.now
+            self.setup.now = self.clock.now
             for _, event in self.engine.step():
                 if isinstance(event, Failed):
                     self.failed.append(event)
@@ -128,7 +128,7 @@ class Worker:
 
     def check(self) -> None:
         assert not self.failed
-        with self.house.broker.lock:
+        with self.setup.broker.lock:
             self.pool.check_integrity()
 
 
@@ -224,7 +224,7 @@ def test_the_tiers_make_no_difference(tmp_path: Path) -> None:
     worker.ask("b", ["b"])
     worker.step(8)
     assert num_before(worker, "b", since) <= 1
-    with worker.house.broker.lock:
+    with worker.setup.broker.lock:
         worker.pool.device.free(worker.pool.entries["b"])
     begun = worker.num_steps
     number = worker.ask("b", ["b"])

@@ -10,7 +10,7 @@ import torch
 
 from ops.base import AdapterTables, PassedEvent
 from ops.commands import ClearSlot, Command, PendingCommands, TableRows, WriteSlot, WriteTokens
-from tests.adapters.pools import House
+from tests.adapters.pools import PoolSetup
 from workers.execution.batch import ModelBuffers
 
 SIZE = 3, 2, 2
@@ -88,17 +88,17 @@ def test_the_copy_of_an_adapter_ends_on_its_side_stream_before_its_slot_is_order
     tmp_path: Path,
 ) -> None:
     """Or else a step would wait for it."""
-    house = House(tmp_path, [4])
-    commands, waits = house.pool.device.commands, list[int]()
+    setup = PoolSetup(tmp_path, [4])
+    commands, waits = setup.pool.device.commands, list[int]()
 
     class Slow(PassedEvent):
         def synchronize(self) -> None:
             waits.append(len(commands.slots))
 
-    house.ops.record_event = Slow
-    lease = house.load(0)
+    setup.ops.record_event = Slow
+    lease = setup.load(0)
     assert waits == [0] and commands.slots.keys() == {lease.slot}
-    assert house.serves(lease.slot, 0)
+    assert setup.serves(lease.slot, 0)
 
 
 def test_a_newer_command_of_a_slot_replaces_the_older_one() -> None:

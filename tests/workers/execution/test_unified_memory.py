@@ -16,7 +16,7 @@ import pytest
 
 from adapters.pool.load_cost import LoadCost
 from memory.eviction.adapter_memory import UNIT_BYTES
-from tests.adapters.pools import House, SteppedExecutor
+from tests.adapters.pools import PoolSetup, SteppedExecutor
 from tests.memory.holder import num_placements
 from tests.workers.simulation import generate, prompt_of
 from tests.workers.simulator import VOCAB, SimulatedRunner, Slots
@@ -51,23 +51,23 @@ class Outcome:
         return loads + self.num_prefill_tokens * SECONDS_PER_TOKEN
 
 
-def many_adapters(rng: random.Random, number: int, house: House) -> Generate:
+def many_adapters(rng: random.Random, number: int, setup: PoolSetup) -> Generate:
     """Phase A: adapters at random, and no prompt twice."""
-    ref = house.refs[rng.randrange(NUM_ADAPTERS)]
+    ref = setup.refs[rng.randrange(NUM_ADAPTERS)]
     return generate(number, prompt_of(rng, 10), 1, ref.digest)
 
 
-def long_prefixes(rng: random.Random, number: int, house: House) -> Generate:
+def long_prefixes(rng: random.Random, number: int, setup: PoolSetup) -> Generate:
     """Phase B: two adapters, each with six long prefixes that come again and again."""
     which = rng.randrange(12)
     prefix = prompt_of(random.Random(which), 70)
-    return generate(number, prefix + prompt_of(rng, 3), 1, house.refs[which % 2].digest)
+    return generate(number, prefix + prompt_of(rng, 3), 1, setup.refs[which % 2].digest)
 
 
-Traffic = Callable[[random.Random, int, House], Generate]
+Traffic = Callable[[random.Random, int, PoolSetup], Generate]
 
 
-class Box:
+class Worker:
     """An engine over a real pool. adapter_units: (floor, ceiling). is_checked: after each step."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Box:
         is_checked: bool = True,
     ) -> None:
         self.is_checked = is_checked
-        self.house = House(
+        self.setup = PoolSetup(
             folder,
             list(ranks),
             num_units=NUM_UNITS,
@@ -88,64 +88,64 @@ class Box:
             num_slots=NUM_UNITS,
             adapter_units=adapter_units,
         )
-        house = self.house
-        pool, kv = house.pool, house.kv
+        setup = self.setup
+        pool, kv = setup.pool, setup.kv
         self.ring = StepRing()
         slots = Slots()
         self.scheduler = fair_scheduler(
-            kv, pool, house.pool.device.commands, max_num_seqs=MAX_NUM_SEQS, max_batched_tokens=64
+            kv, pool, setup.pool.device.commands, max_num_seqs=MAX_NUM_SEQS, max_batched_tokens=64
         )
         slots.scheduler = self.scheduler
         info = ModelInfo("model", "m", 4096)
         self.engine = Engine(
             info,
             self.scheduler,
-            SimulatedRunner(house, slots, SECONDS_PER_TOKEN),  # pyright: ignore
+            SimulatedRunner(setup, slots, SECONDS_PER_TOKEN),  # pyright: ignore
             EngineReport(info.name, self.scheduler, self.ring),
             Unconstrained(),
             RequestLimits(4096, kv.num_total, VOCAB, frozenset()),
-            clock=lambda: house.now,
+            clock=lambda: setup.now,
         )
         self.num_submitted = 0
 
     def step(self) -> None:
-        house = self.house
-        assert isinstance(house.executor, SteppedExecutor)
+        setup = self.setup
+        assert isinstance(setup.executor, SteppedExecutor)
         events = [event for _, event in self.engine.step()]
         assert not [event for event in events if isinstance(event, Failed)]
         if self.is_checked:
-            house.check([p for s in self.scheduler.running for p in s.block_table.held_pages])
-        house.executor.drain()
+            setup.check([p for s in self.scheduler.running for p in s.block_table.held_pages])
+        setup.executor.drain()
 
     def ask(self, request: Generate) -> None:
         """Until it has its answer."""
-        self.house.now += 1.0
+        self.setup.now += 1.0
         assert self.engine.submit(0, request) is None
         while self.scheduler.has_work:
             self.step()
 
     def run(self, make: Traffic, seed: int) -> Outcome:
-        rng, house = random.Random(seed), self.house
+        rng, setup = random.Random(seed), self.setup
         before = (
-            house.pool.device.num_evictions + num_placements(house.placements),
+            setup.pool.device.num_evictions + num_placements(setup.placements),
             self.ring.num_steps,
         )
         for _ in range(NUM_REQUESTS):
-            self.ask(make(rng, self.num_submitted, house))
+            self.ask(make(rng, self.num_submitted, setup))
             self.num_submitted += 1
         steps = self.ring.last(self.ring.num_steps - before[1])
         return Outcome(
-            num_loads=house.pool.device.num_evictions
-            + num_placements(house.placements)
+            num_loads=setup.pool.device.num_evictions
+            + num_placements(setup.placements)
             - before[0],
             num_prefill_tokens=int(steps["num_prefill_tokens"].sum()),
-            num_adapter_units=num_placements(house.placements),
+            num_adapter_units=num_placements(setup.placements),
         )
 
 
 def phases(folder: Path, adapter_units: tuple[int, int], *, is_checked: bool) -> list[Outcome]:
-    box = Box(folder, adapter_units, is_checked=is_checked)
-    return [box.run(make, seed) for seed, make in enumerate([many_adapters, long_prefixes])]
+    worker = Worker(folder, adapter_units, is_checked=is_checked)
+    return [worker.run(make, seed) for seed, make in enumerate([many_adapters, long_prefixes])]
 
 
 @pytest.mark.full
@@ -164,29 +164,29 @@ def test_memory_follows_the_pressure_and_costs_less_than_any_fixed_split(tmp_pat
 
 def test_a_prompt_that_does_not_fit_beside_its_adapter_is_too_long(tmp_path: Path) -> None:
     """Nobody else is there to wait for."""
-    box = Box(tmp_path, ranks=[64], extent_units=4)
-    large = box.house.refs[0].digest
+    worker = Worker(tmp_path, ranks=[64], extent_units=4)
+    large = worker.setup.refs[0].digest
     prompt = prompt_of(random.Random(1), 600)
-    assert box.engine.submit(0, generate(0, prompt, 1, large)) is None
+    assert worker.engine.submit(0, generate(0, prompt, 1, large)) is None
     failed: list[Failed] = []
-    while box.scheduler.has_work:
-        box.house.now += 1.0
-        failed += [event for _, event in box.engine.step() if isinstance(event, Failed)]
-        assert isinstance(box.house.executor, SteppedExecutor)
-        box.house.executor.drain()
+    while worker.scheduler.has_work:
+        worker.setup.now += 1.0
+        failed += [event for _, event in worker.engine.step() if isinstance(event, Failed)]
+        assert isinstance(worker.setup.executor, SteppedExecutor)
+        worker.setup.executor.drain()
     assert [event.code for event in failed] == [ErrorCode.PROMPT_TOO_LONG]
-    box.ask(generate(1, prompt[:300], 1, large))
-    box.ask(generate(2, prompt, 1))
+    worker.ask(generate(1, prompt[:300], 1, large))
+    worker.ask(generate(2, prompt, 1))
 
 
 def test_an_adapter_between_others_leaves_room_for_its_sequence(tmp_path: Path) -> None:
     """Of four extents it has two, but a part of each of three beside another that came first: then
     the two that its prompt needs are not to be had unless it moves."""
-    box = Box(tmp_path, ranks=[4, 64], extent_units=4)
-    small, large = (ref.digest for ref in box.house.refs)
+    worker = Worker(tmp_path, ranks=[4, 64], extent_units=4)
+    small, large = (ref.digest for ref in worker.setup.refs)
     rng = random.Random(1)
-    box.ask(generate(0, prompt_of(rng, 10), 1, small))
-    box.ask(generate(1, prompt_of(rng, 10), 1, large))
-    assert box.house.on_device() == {0, 1} and box.house.map.num_adapter_extents == 3
-    box.ask(generate(2, prompt_of(rng, 300), 1, large))
-    assert box.house.on_device() == {1} and box.house.map.num_adapter_extents == 2
+    worker.ask(generate(0, prompt_of(rng, 10), 1, small))
+    worker.ask(generate(1, prompt_of(rng, 10), 1, large))
+    assert worker.setup.on_device() == {0, 1} and worker.setup.map.num_adapter_extents == 3
+    worker.ask(generate(2, prompt_of(rng, 300), 1, large))
+    assert worker.setup.on_device() == {1} and worker.setup.map.num_adapter_extents == 2

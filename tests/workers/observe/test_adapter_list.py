@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.adapters.pools import House
+from tests.adapters.pools import PoolSetup
 from workers.observe import adapter_list
 from workers.observe.adapter_list import MAX_ADAPTERS, MAX_TEXT, list_adapters
 from workers.wire.frames import MAX_FRAME_BYTES
@@ -21,21 +21,21 @@ TIERS = ("device", "host", "loading")
 def test_totals_are_those_of_the_whole_list_at_every_moment(tmp_path: Path) -> None:
     """While adapters come, are leased, evicted, pinned and fail, of two models on one host."""
     rng = random.Random(7)
-    house = House(tmp_path, [2, 2, 4, 4, 8, 8], num_units=3, host_bytes=60_000)
-    house.add(4, 99)
-    pools = [house.pool, house.make_pool()]
+    setup = PoolSetup(tmp_path, [2, 2, 4, 4, 8, 8], num_units=3, host_bytes=60_000)
+    setup.add(4, 99)
+    pools = [setup.pool, setup.make_pool()]
     for _ in range(300):
         pool = rng.choice(pools)
         match rng.randrange(4):
             case 0:
-                pool.prefetch(rng.choice(house.refs))
+                pool.prefetch(rng.choice(setup.refs))
             case 1:
-                pool.load(rng.choice(house.refs))
+                pool.load(rng.choice(setup.refs))
             case 2:
-                house.executor.step()
+                setup.executor.step()
             case _:
                 pool.poll()
-        found = list_adapters(pools, house.host)
+        found = list_adapters(pools, setup.host)
         assert found.num_unlisted == 0
         entries = [entry for each in pools for entry in each.entries.values()]
         assert sorted(a.digest for a in found.adapters) == sorted(e.digest for e in entries)
@@ -43,7 +43,7 @@ def test_totals_are_those_of_the_whole_list_at_every_moment(tmp_path: Path) -> N
             sizes = [a.num_bytes for a in found.adapters if a.tier == tier]
             assert found.counts.get(tier, 0) == len(sizes), tier
             assert found.num_bytes.get(tier, 0) == sum(sizes), tier
-    house.executor.drain()
+    setup.executor.drain()
 
 
 def test_a_long_list_keeps_what_is_near_and_counts_the_rest(
@@ -51,18 +51,18 @@ def test_a_long_list_keeps_what_is_near_and_counts_the_rest(
 ) -> None:
     monkeypatch.setattr(adapter_list, "MAX_ADAPTERS", 5)
     monkeypatch.setattr(adapter_list, "MAX_FAILED", 2)
-    house = House(tmp_path, [2] * 12, num_units=8)
+    setup = PoolSetup(tmp_path, [2] * 12, num_units=8)
     for index in (3, 5):
-        house.load(index)
+        setup.load(index)
     for index in range(12):
-        house.pool.prefetch(house.refs[index])
-    house.settle()
+        setup.pool.prefetch(setup.refs[index])
+    setup.settle()
     for digit in "abcdef":
-        house.pool.acquire(house.refs[0].__class__(digit * 64))
-    house.settle()
-    house.now += 60.0
-    house.pool.poll()
-    found = list_adapters([house.pool], house.host)
+        setup.pool.acquire(setup.refs[0].__class__(digit * 64))
+    setup.settle()
+    setup.now += 60.0
+    setup.pool.poll()
+    found = list_adapters([setup.pool], setup.host)
     assert [adapter.tier for adapter in found.adapters if not adapter.error][:2] == ["device"] * 2
     assert [adapter.error for adapter in found.adapters].count("adapter.store.missing") == 2
     assert len(found.adapters) == 5

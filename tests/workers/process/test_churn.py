@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles import make_adapter
-from tests.workers.base_models.test_swapping import House
+from tests.workers.base_models.test_swapping import StoredModels
 from tests.workers.driver import Driver, store_adapter
 
 pytestmark = pytest.mark.full
@@ -30,13 +30,13 @@ def resident_bytes() -> int:
 
 
 def test_adapter_churn_reaches_a_plateau(tmp_path: Path) -> None:
-    house = House(tmp_path)
+    stored = StoredModels(tmp_path)
     adapters = [
         make_adapter(tmp_path / "one", tmp_path / f"a{n}", rank=8 + 8 * (n % 4), seed=n)
         for n in range(NUM_ADAPTERS)
     ]
-    refs = [store_adapter(house.store, folder, house.shapes["one"]) for folder in adapters]
-    config = house.config(
+    refs = [store_adapter(stored.store, folder, stored.shapes["one"]) for folder in adapters]
+    config = stored.config(
         "one",
         device_memory=None,
         memory=32 << 20,
@@ -48,7 +48,7 @@ def test_adapter_churn_reaches_a_plateau(tmp_path: Path) -> None:
         for _ in range(3):
             for _ in range(NUM_ROUNDS):
                 for ref in refs:
-                    driver.submit(house.generate(number, "one", [1, 2, 3], 1, ref))
+                    driver.submit(stored.generate(number, "one", [1, 2, 3], 1, ref))
                     number += 1
                     driver.wait()
             assert set(map(str, driver.ended.values())) == {"length"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.base_models.test_swapping import FORMS, House
+from tests.workers.base_models.test_swapping import FORMS, StoredModels
 from tests.workers.formed_worker import FormedWorker
 from tests.workers.host_virtual_memory import HostVirtualMemory
 from workers.constraints.sequence_grammar import SequenceGrammar
@@ -76,17 +76,17 @@ class Gate:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
-    return House(tmp_path_factory.mktemp("house"))
+def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredModels:
+    return StoredModels(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
 async def gates(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: StoredModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Gate, Gate]]:
     """Two gateways of a worker on a device as a GPU, whose models take turns."""
     monkeypatch.setattr(server, "PULSE_PERIOD_S", 0.01)
-    config = house.config("one", "two", **FORMS["as-on-a-gpu"])
+    config = stored.config("one", "two", **FORMS["as-on-a-gpu"])
     with ThreadPoolExecutor(1) as thread:
         events = asyncio.get_running_loop()
         build = lambda: FormedWorker(config, instance_id="w", progress=lambda *_: None)  # noqa: E731
@@ -109,15 +109,15 @@ async def gates(
         await asyncio.to_thread(worker.close)
 
 
-async def assert_answers(house: House, other: Gate, held: Held) -> None:
+async def assert_answers(stored: StoredModels, other: Gate, held: Held) -> None:
     """The other gateway has its pulses, and an answer to a request that can never run."""
     assert await asyncio.to_thread(held.is_reached.wait, 60)
     for _ in range(NUM_PULSES):
         await other.find(Pulse)
-    other.connection.send(house.generate(99, "one", [10**6], 4))
+    other.connection.send(stored.generate(99, "one", [10**6], 4))
     refused = await other.find(Failed)
     assert (refused.id, refused.code) == (99, ErrorCode.INVALID)
-    other.connection.send(house.generate(98, "three", [1, 2], 4))
+    other.connection.send(stored.generate(98, "three", [1, 2], 4))
     assert (await other.find(Failed)).code is ErrorCode.MODEL_UNKNOWN
     held.release()
 
@@ -130,17 +130,17 @@ async def finish(gate: Gate, number: int) -> None:
 
 
 async def test_while_a_model_is_registered(
-    house: House, gates: tuple[Gate, Gate], monkeypatch: pytest.MonkeyPatch
+    stored: StoredModels, gates: tuple[Gate, Gate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And streams of other models run to their end meanwhile."""
     one, other = gates
     held = Held(monkeypatch, MappedMemory, "reserve")
-    models = [DesiredModel(digest, name) for name, digest in house.digests.items()]
+    models = [DesiredModel(digest, name) for name, digest in stored.digests.items()]
     one.connection.send(Desired(1, [], models))
     assert await asyncio.to_thread(held.is_reached.wait, 60)
-    one.connection.send(house.generate(0, "one", [1, 2, 3], 20))
+    one.connection.send(stored.generate(0, "one", [1, 2, 3], 20))
     await finish(one, 0)
-    await assert_answers(house, other, held)
+    await assert_answers(stored, other, held)
     while True:
         status: WorkerStatus = await one.find(WorkerStatus)
         if any(model.name == "three" and model.tier == "host" for model in status.models):
@@ -148,38 +148,38 @@ async def test_while_a_model_is_registered(
 
 
 async def test_while_models_are_swapped(
-    house: House, gates: tuple[Gate, Gate], monkeypatch: pytest.MonkeyPatch
+    stored: StoredModels, gates: tuple[Gate, Gate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = gates
     held = Held(monkeypatch, HostVirtualMemory, "unmap")
-    one.connection.send(house.generate(0, "two", [1, 2, 3], 4))
-    await assert_answers(house, other, held)
+    one.connection.send(stored.generate(0, "two", [1, 2, 3], 4))
+    await assert_answers(stored, other, held)
     await finish(one, 0)
 
 
 async def test_while_an_adapter_is_proved(
-    house: House, gates: tuple[Gate, Gate], monkeypatch: pytest.MonkeyPatch
+    stored: StoredModels, gates: tuple[Gate, Gate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And streams run to their end meanwhile."""
     one, other = gates
     held = Held(monkeypatch, EffectProof, "expect")
-    one.connection.send(Probe(1, house.digests["one"], house.refs["one"][0]))
+    one.connection.send(Probe(1, stored.digests["one"], stored.refs["one"][0]))
     assert await asyncio.to_thread(held.is_reached.wait, 60)
-    one.connection.send(house.generate(0, "one", [1, 2, 3], 20))
+    one.connection.send(stored.generate(0, "one", [1, 2, 3], 20))
     await finish(one, 0)
-    await assert_answers(house, other, held)
+    await assert_answers(stored, other, held)
     result: ProbeResult = await one.find(ProbeResult)
     assert result.error == ""
 
 
 async def test_while_a_grammar_is_followed(
-    house: House, gates: tuple[Gate, Gate], monkeypatch: pytest.MonkeyPatch
+    stored: StoredModels, gates: tuple[Gate, Gate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = gates
     held = Held(monkeypatch, SequenceGrammar, "go_on")
-    request = house.generate(0, "one", [1, 2, 3], 8)
+    request = stored.generate(0, "one", [1, 2, 3], 8)
     grammar = grammars.of_regex("(ab|[0-9]{2}){1,4}-[x-z]{3}")
     fields = {name: getattr(request, name) for name in request.__struct_fields__}
     one.connection.send(Generate(**(fields | {"grammar": grammar})))
-    await assert_answers(house, other, held)
+    await assert_answers(stored, other, held)
     await finish(one, 0)

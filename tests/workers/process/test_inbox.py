@@ -17,7 +17,7 @@ from workers.wire.protocol import AdapterRef, ErrorCode, Failed, FinishReason, G
 
 
 @dataclass
-class Box:
+class Worker:
     bounds: QueueBounds = QueueBounds()  # noqa: RUF009
     ended: dict[int, FinishReason | ErrorCode] = field(default_factory=dict)
     failed: dict[int, Failed] = field(default_factory=dict)
@@ -57,65 +57,67 @@ class Box:
 
 def test_no_message_waits_for_the_memory_lock() -> None:
     """However long another thread holds it: here the one that posts."""
-    box = Box()
+    worker = Worker()
     hint = Prefetch("model", AdapterRef("a"))
-    with box.simulation.kv.lock:
-        box.post(generate(0, [1, 2, 3], 4), generate(1, [1, 2, 3], 4, "b"))
-        box.post(generate(2, [VOCAB], 4), generate(3, [], 4))
+    with worker.simulation.kv.lock:
+        worker.post(generate(0, [1, 2, 3], 4), generate(1, [1, 2, 3], 4, "b"))
+        worker.post(generate(2, [VOCAB], 4), generate(3, [], 4))
         for message in (hint, Abort(0), Disconnected()):
-            box.loop.post(1, message)
-    assert box.ended == {2: ErrorCode.INVALID, 3: ErrorCode.INVALID}
-    assert not box.simulation.pool.asked
-    box.hints.drain()
-    assert set(box.simulation.pool.asked) == {"a", "b"}
-    box.run()
-    assert box.ended[0] is box.ended[1] is FinishReason.LENGTH
+            worker.loop.post(1, message)
+    assert worker.ended == {2: ErrorCode.INVALID, 3: ErrorCode.INVALID}
+    assert not worker.simulation.pool.asked
+    worker.hints.drain()
+    assert set(worker.simulation.pool.asked) == {"a", "b"}
+    worker.run()
+    assert worker.ended[0] is worker.ended[1] is FinishReason.LENGTH
 
 
 def test_a_hint_for_a_request_that_was_taken_does_nothing() -> None:
-    box = Box()
-    box.post(generate(0, [1, 2, 3], 4, "a"))
-    box.run()
-    asked = dict(box.simulation.pool.asked)
-    box.hints.drain()
-    assert box.simulation.pool.asked == asked == {}
+    worker = Worker()
+    worker.post(generate(0, [1, 2, 3], 4, "a"))
+    worker.run()
+    asked = dict(worker.simulation.pool.asked)
+    worker.hints.drain()
+    assert worker.simulation.pool.asked == asked == {}
 
 
 def test_no_tenant_fills_the_inbox_for_the_others() -> None:
-    box = Box(QueueBounds(max_requests=2, max_tokens=10))
-    box.post(*(generate(number, [1], 4, tenant="a") for number in range(3)))
-    box.post(*(generate(number, [1] * 6, 4, tenant="b") for number in (10, 11)))
-    assert box.ended == {2: ErrorCode.OVERLOADED, 11: ErrorCode.OVERLOADED}
-    assert box.failed[2].retry_after_s == 1.0
+    worker = Worker(QueueBounds(max_requests=2, max_tokens=10))
+    worker.post(*(generate(number, [1], 4, tenant="a") for number in range(3)))
+    worker.post(*(generate(number, [1] * 6, 4, tenant="b") for number in (10, 11)))
+    assert worker.ended == {2: ErrorCode.OVERLOADED, 11: ErrorCode.OVERLOADED}
+    assert worker.failed[2].retry_after_s == 1.0
     for number, tenant in enumerate("cdefghij"):
-        box.post(generate(20 + number, [1], 4, tenant=tenant))
-    assert {20 + n for n in range(8)} & set(box.ended) == {25, 26, 27}, "of 8 requests 3 are here"
-    box.loop._receive()
-    box.post(generate(3, [1], 4, tenant="a"))
-    assert 3 not in box.ended
+        worker.post(generate(20 + number, [1], 4, tenant=tenant))
+    assert {20 + n for n in range(8)} & set(worker.ended) == {25, 26, 27}, (
+        "of 8 requests 3 are here"
+    )
+    worker.loop._receive()
+    worker.post(generate(3, [1], 4, tenant="a"))
+    assert 3 not in worker.ended
 
 
 def test_a_prompt_longer_than_the_bound_finds_room_alone() -> None:
-    box = Box(QueueBounds(max_requests=2, max_tokens=2))
-    box.post(generate(0, [1] * 5, 4))
-    box.run()
-    assert not box.failed and 0 in box.ended
+    worker = Worker(QueueBounds(max_requests=2, max_tokens=2))
+    worker.post(generate(0, [1] * 5, 4))
+    worker.run()
+    assert not worker.failed and 0 in worker.ended
 
 
 def test_messages_are_handled_in_order() -> None:
-    box = Box()
-    box.post(generate(0, [1, 2, 3], 400))
-    box.loop.post(0, Abort(0))
-    box.post(generate(0, [1, 2, 3], 4))
-    box.run()
-    assert box.ended == {0: FinishReason.LENGTH}
-    assert box.simulation.ring.last()["num_sampled"].sum() == 4
+    worker = Worker()
+    worker.post(generate(0, [1, 2, 3], 400))
+    worker.loop.post(0, Abort(0))
+    worker.post(generate(0, [1, 2, 3], 4))
+    worker.run()
+    assert worker.ended == {0: FinishReason.LENGTH}
+    assert worker.simulation.ring.last()["num_sampled"].sum() == 4
 
 
 def test_the_time_in_the_inbox_counts() -> None:
     """The step before may take longer than the request has time."""
-    box = Box()
-    box.post(generate(0, [1, 2, 3], 4, timeout_s=1.0))
-    box.simulation.clock.now += 2.0
-    box.run()
-    assert box.ended == {0: ErrorCode.EXPIRED}
+    worker = Worker()
+    worker.post(generate(0, [1, 2, 3], 4, timeout_s=1.0))
+    worker.simulation.clock.now += 2.0
+    worker.run()
+    assert worker.ended == {0: ErrorCode.EXPIRED}

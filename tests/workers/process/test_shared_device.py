@@ -98,11 +98,11 @@ def loop_of(device: Device, models: dict[str, Simulation]) -> WorkerLoop:
         )
         for name, each in models.items()
     }
-    loop._served = cast(Any, Served(served))  # pyright: ignore[reportPrivateUsage]
+    loop._served = cast(Any, ActiveModels(served))  # pyright: ignore[reportPrivateUsage]
     return loop
 
 
-class Served:
+class ActiveModels:
     def __init__(self, active: dict[str, ServedModel]) -> None:
         self.active = active
 

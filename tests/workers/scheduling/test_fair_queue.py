@@ -23,7 +23,7 @@ from workers.wire.protocol import ServiceClass
 INTERACTIVE, STANDARD, BATCH = ServiceClass
 
 
-class Bench:
+class Setup:
     def __init__(self) -> None:
         self.queue = FairQueue()
         self._kv = KVCache(Arena(1 << 20, 1 << 16), "m", 1 << 14)
@@ -64,90 +64,90 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def setup() -> Setup:
+    return Setup()
 
 
-def test_a_class_that_comes_back_has_no_credit(bench: Bench) -> None:
-    bench.add("standard", STANDARD)
-    bench.serve(1000)
-    bench.add("interactive", INTERACTIVE)
-    served = bench.serve(900)
+def test_a_class_that_comes_back_has_no_credit(setup: Setup) -> None:
+    setup.add("standard", STANDARD)
+    setup.serve(1000)
+    setup.add("interactive", INTERACTIVE)
+    served = setup.serve(900)
     assert served["interactive"] == pytest.approx(600, abs=2)
 
 
-def test_a_class_that_comes_where_nobody_is_has_no_credit(bench: Bench) -> None:
+def test_a_class_that_comes_where_nobody_is_has_no_credit(setup: Setup) -> None:
     """Nor when the one that was there before comes back."""
-    gone = bench.add("standard", STANDARD)
-    bench.serve(1000)
-    bench.queue.remove(gone)
-    bench.add("batch", BATCH)
-    bench.add("standard", STANDARD)
-    served = bench.serve(400)
+    gone = setup.add("standard", STANDARD)
+    setup.serve(1000)
+    setup.queue.remove(gone)
+    setup.add("batch", BATCH)
+    setup.add("standard", STANDARD)
+    served = setup.serve(400)
     assert served["standard"] == pytest.approx(300, abs=2)
 
 
-def test_a_tenant_that_comes_where_nobody_is_has_no_credit(bench: Bench) -> None:
-    gone = bench.add("a")
-    bench.serve(1000)
-    bench.queue.remove(gone)
+def test_a_tenant_that_comes_where_nobody_is_has_no_credit(setup: Setup) -> None:
+    gone = setup.add("a")
+    setup.serve(1000)
+    setup.queue.remove(gone)
     for tenant in ("b", "a"):
-        bench.add(tenant)
-    assert bench.serve(400)["b"] == pytest.approx(200, abs=2)
+        setup.add(tenant)
+    assert setup.serve(400)["b"] == pytest.approx(200, abs=2)
 
 
-def test_who_comes_back_is_with_the_least_of_those_who_stayed(bench: Bench) -> None:
+def test_who_comes_back_is_with_the_least_of_those_who_stayed(setup: Setup) -> None:
     """And not with those who were charged more than they were due."""
-    ahead = bench.add("ahead")
-    bench.add("least")
-    bench.queue.charge(bench.queue.tenant_of(ahead), 500.0)
-    bench.add("back")
-    assert bench.serve(100) == {"least": 50, "back": 50}
+    ahead = setup.add("ahead")
+    setup.add("least")
+    setup.queue.charge(setup.queue.tenant_of(ahead), 500.0)
+    setup.add("back")
+    assert setup.serve(100) == {"least": 50, "back": 50}
 
 
-def test_what_was_charged_counts_in_the_same_round(bench: Bench) -> None:
+def test_what_was_charged_counts_in_the_same_round(setup: Setup) -> None:
     for tenant in ("a", "b"):
         for _ in range(3):
-            bench.add(tenant)
-    bench.add("c", weight=2)
-    bench.add("c", weight=2)
+            setup.add(tenant)
+    setup.add("c", weight=2)
+    setup.add("c", weight=2)
     order: list[str] = []
-    for sequence in bench.queue.in_turn(lambda _: False):
+    for sequence in setup.queue.in_turn(lambda _: False):
         order.append(sequence.request.tenant)
-        bench.queue.charge(bench.queue.tenant_of(sequence), 1.0)
+        setup.queue.charge(setup.queue.tenant_of(sequence), 1.0)
     assert order == ["a", "b", "c", "c", "a", "b", "a", "b"]
 
 
-def test_of_who_is_full_only_what_has_begun_is_in_turn(bench: Bench) -> None:
-    begun, *_ = [bench.add("full") for _ in range(3)]
+def test_of_who_is_full_only_what_has_begun_is_in_turn(setup: Setup) -> None:
+    begun, *_ = [setup.add("full") for _ in range(3)]
     begun.status = SequenceStatus.RUNNING
-    bench.queue.start(begun)
-    other = bench.add("other")
-    found = list(bench.queue.in_turn(lambda account: account.tenant == "full"))
+    setup.queue.start(begun)
+    other = setup.add("other")
+    found = list(setup.queue.in_turn(lambda account: account.tenant == "full"))
     assert {id(sequence) for sequence in found} == {id(begun), id(other)}
 
 
-def test_what_looking_costs_is_bounded_for_each_tenant(bench: Bench) -> None:
+def test_what_looking_costs_is_bounded_for_each_tenant(setup: Setup) -> None:
     """By sequences in a row that were blocked. Those that wait without a block do not count."""
 
     def blocked(sequences: Iterator[Sequence]) -> Iterator[Sequence]:
         for sequence in sequences:
-            bench.queue.tenant_of(sequence).num_passed += 1
+            setup.queue.tenant_of(sequence).num_passed += 1
             yield sequence
 
-    many = [bench.add("many") for _ in range(2 * MAX_PASSED)]
-    last = bench.add("other")
-    assert list(bench.queue.in_turn(lambda _: False)) == [*many, last]
-    found = list(blocked(bench.queue.in_turn(lambda _: False)))
+    many = [setup.add("many") for _ in range(2 * MAX_PASSED)]
+    last = setup.add("other")
+    assert list(setup.queue.in_turn(lambda _: False)) == [*many, last]
+    found = list(blocked(setup.queue.in_turn(lambda _: False)))
     assert found == [*many[:MAX_PASSED], last]
-    turns = blocked(bench.queue.in_turn(lambda _: False))
+    turns = blocked(setup.queue.in_turn(lambda _: False))
     assert list(islice(turns, MAX_PASSED)) == many[:MAX_PASSED]
-    bench.queue.charge(bench.queue.tenant_of(many[MAX_PASSED - 1]), 1.0)
+    setup.queue.charge(setup.queue.tenant_of(many[MAX_PASSED - 1]), 1.0)
     assert list(turns) == [last, *many[MAX_PASSED:]]
 
 
 def test_the_newest_sequence_of_the_over_share_tenant_with_most_slots_gives_way(
-    bench: Bench,
+    setup: Setup,
 ) -> None:
     """Not of a tenant that was charged more, nor of one within its share that runs more."""
     tenants = (("some", 4, 1), ("most", 6, 1), ("within", 8, 1), ("asks", 1, 20))
@@ -155,15 +155,15 @@ def test_the_newest_sequence_of_the_over_share_tenant_with_most_slots_gives_way(
     for tenant, num_rows, weight in tenants:
         rows[tenant] = []
         for _ in range(num_rows):
-            sequence = bench.add(tenant, weight=weight)
+            sequence = setup.add(tenant, weight=weight)
             sequence.status = SequenceStatus.RUNNING
-            bench.queue.start(sequence)
+            setup.queue.start(sequence)
             rows[tenant].append(sequence)
-    queue_of = {tenant: bench.queue.tenant_of(each[0]) for tenant, each in rows.items()}
-    over_share = OverShare(bench.queue, max_num_seqs=16)
+    queue_of = {tenant: setup.queue.tenant_of(each[0]) for tenant, each in rows.items()}
+    over_share = OverShare(setup.queue, max_num_seqs=16)
     for _ in range(100):
         for tenant, cost in (("most", 100.0), ("some", 110.0)):
-            bench.queue.charge(queue_of[tenant], cost)
+            setup.queue.charge(queue_of[tenant], cost)
             over_share.record(queue_of[tenant], cost)
     running = [sequence for each in rows.values() for sequence in each]
     assert over_share.victim(queue_of["asks"], running) is rows["most"][-1]

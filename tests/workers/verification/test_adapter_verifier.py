@@ -29,7 +29,7 @@ from adapters.store.folder import LocalStore
 from tests.adapters.files import listed
 from tests.doubles import write_adapter
 from tests.oracle import Oracle, Verdict
-from tests.workers.base_models.test_swapping import House
+from tests.workers.base_models.test_swapping import StoredModels
 from tests.workers.driver import Driver, store_adapter
 from tests.workers.process.test_worker import ADAPTERS, Setup, import_broken_model
 from workers.process.config import WorkerConfig
@@ -482,16 +482,16 @@ def test_waiting_adapters_are_scored_in_one_pass(
 
 
 def test_a_proof_without_room_delays_no_other_models(tmp_path: Path) -> None:
-    house = House(tmp_path, {"one": "llama", "two": "starcoder2"})
-    one, two = house.digests["one"], house.digests["two"]
-    with Driver(house.config("one", "two", room=2, max_loaded_adapters=1)) as driver:
-        loaded, waiting = house.refs["one"]
+    stored = StoredModels(tmp_path, {"one": "llama", "two": "starcoder2"})
+    one, two = stored.digests["one"], stored.digests["two"]
+    with Driver(stored.config("one", "two", room=2, max_loaded_adapters=1)) as driver:
+        loaded, waiting = stored.refs["one"]
         assert driver.probe(0, one, loaded).error == ""
         with driver.worker.memory.broker.lock:
             lease = driver.worker.instances[one].pool.acquire(loaded)
         assert isinstance(lease, AdapterLease)
         driver.loop.post(0, Probe(1, one, waiting))
-        for number, ref in enumerate(house.refs["two"], 2):
+        for number, ref in enumerate(stored.refs["two"], 2):
             assert driver.probe(number, two, ref).error == ""
         assert 1 not in driver.probed, "it waits"
         with driver.worker.memory.broker.lock:
@@ -514,17 +514,17 @@ def test_proofs_of_several_models_share_one_pass_at_a_time(
         return scores
 
     monkeypatch.setattr(proofs, "score_tokens", count)
-    house = House(tmp_path, {"one": "llama", "two": "starcoder2"})
+    stored = StoredModels(tmp_path, {"one": "llama", "two": "starcoder2"})
     probes = [
         (name, ref)
-        for pair in zip(*house.refs.values(), strict=True)
-        for name, ref in zip(house.refs, pair, strict=True)
+        for pair in zip(*stored.refs.values(), strict=True)
+        for name, ref in zip(stored.refs, pair, strict=True)
     ]
-    with Driver(house.config("one", "two", room=2)) as driver:
+    with Driver(stored.config("one", "two", room=2)) as driver:
         with driver.worker.memory.broker.lock:
             for number, (name, ref) in enumerate(probes):
-                driver.loop.post(0, Probe(number, house.digests[name], ref))
-            driver.loop.post(1, Probe(0, house.digests["one"], house.refs["one"][0]))
+                driver.loop.post(0, Probe(number, stored.digests[name], ref))
+            driver.loop.post(1, Probe(0, stored.digests["one"], stored.refs["one"][0]))
             driver.loop.post(1, Disconnected())
         assert [driver.await_probe(number).error for number in range(4)] == [""] * 4
         assert set(together) == {1}
