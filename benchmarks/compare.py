@@ -3,7 +3,9 @@
 Both checkouts are served at the same time, as `loraplex serve` starts them, from one Python
 environment. Each round sends the same load to both, one after the other, and the order alternates
 between rounds, so that changes of the machine's speed affect both. Each round gives one ratio, and
-above 1, this checkout is faster. Every round has new prompts, so that prefix caches have no effect.
+above 1, this checkout is faster. A ratio is dropped, and taken again, if the machine's multiply
+rate changed by more than a third in between. Every round has new prompts, so that prefix caches
+have no effect.
 After half of the rounds, both are started again in the opposite order, because the server that is
 started first is slower: with one row by 8 %, even if both checkouts are the same.
 """
@@ -17,9 +19,10 @@ import random
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +34,8 @@ from rich.table import Table
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import LocalStore
 from benchmarks.load import Job, figures_of, run_load
-from benchmarks.machine import describe
+from benchmarks.machine import SpeedProbe, describe
+from benchmarks.steady import COLUMNS, EXPLANATION, Samples
 from tests.doubles import write_adapter
 from tests.e2e.demo import NAME, gguf
 from tests.stack import Stack, running
@@ -40,7 +44,7 @@ from workers.importer import import_model
 RANKS = (8, 8, 16, 16, 32, 32, 64, 64)
 ROOT = Path(__file__).parents[1]
 
-console = Console()
+console = Console(width=150)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Load:
     num_requests: int
     concurrency: int
 
-    def jobs(self, adapters: list[str], seed: int, vocab_size: int) -> list[Job]:
+    def jobs(self, adapters: list[str], seed: object, vocab_size: int) -> list[Job]:
         rng = random.Random(f"{self.name} {seed}")
         models = adapters if self.has_adapters else [NAME]
         return [
@@ -131,7 +135,8 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write every round's ratio there too")
     arguments = parser.parse_args()
-    ratios: dict[str, list[float]] = defaultdict(list)
+    ratios: dict[str, Samples] = defaultdict(Samples)
+    probe = SpeedProbe()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         digest = import_model(gguf(), LocalStore(folder / "store"))
@@ -156,32 +161,54 @@ def main() -> None:
                     for load in (*LOADS, REQUESTS):
                         if arguments.only not in load.name:
                             continue
-                        jobs = load.jobs(list(adapters), round_number, shape.vocab_size)
-                        measure: Callable[[Side, Load, list[Job]], float] = (
-                            Side.requests_per_cpu_s if load is REQUESTS else Side.tokens_per_s
+                        ratio = partial(
+                            measure_ratio,
+                            *(sides, order, load, list(adapters), shape.vocab_size, round_number),
                         )
-                        rates = {side: measure(side, load, jobs) for side in order}
-                        if round_number >= 0:  # the first round is a warm-up
-                            ratios[load.name].append(rates[sides[0]] / rates[sides[1]])
+                        if round_number < 0:  # the first round is a warm-up
+                            ratio(0)
+                        else:
+                            ratios[load.name].take(ratio, probe)
     show(ratios)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"machine": describe(), "ratios": ratios}, indent=1))
+        report = {name: asdict(samples) for name, samples in ratios.items()}
+        arguments.json.write_text(json.dumps({"machine": describe(), "ratios": report}, indent=1))
 
 
-def show(ratios: dict[str, list[float]]) -> None:
+def measure_ratio(
+    sides: tuple[Side, Side],
+    order: Sequence[Side],
+    load: Load,
+    adapters: list[str],
+    vocab_size: int,
+    round_number: int,
+    attempt: int,
+) -> float:
+    """Sends the load to both sides in this order. Returns the first side's rate, divided by the
+    second side's rate. Each attempt of a round has its own prompts."""
+    jobs = load.jobs(adapters, (round_number, attempt), vocab_size)
+    measure: Callable[[Side, Load, list[Job]], float] = (
+        Side.requests_per_cpu_s if load is REQUESTS else Side.tokens_per_s
+    )
+    rates = {side: measure(side, load, jobs) for side in order}
+    return rates[sides[0]] / rates[sides[1]]
+
+
+def show(ratios: dict[str, Samples]) -> None:
     console.print(describe())
-    table = Table(title="this checkout's speed / the other's")
-    for column in ("load", "median", "quartiles", "least", "most", "rounds"):
+    table = Table(title="this checkout's speed / the other's", caption=EXPLANATION)
+    for column in ("load", "median", "quartiles", "least", "most", *COLUMNS):
         table.add_column(column, justify="left" if column == "load" else "right")
-    for name, values in ratios.items():
-        least, low, median, high, most = np.percentile(values, [0, 25, 50, 75, 100])
+    for name, samples in ratios.items():
         label = "gateway's requests a CPU second" if name == REQUESTS.name else name
-        table.add_row(
-            label,
-            f"{median:.3f}",
-            f"{low:.3f} to {high:.3f}",
-            *(f"{least:.3f}", f"{most:.3f}", str(len(values))),
-        )
+        cells = [""] * 4
+        if samples.values:
+            least, low, median, high, most = np.percentile(samples.values, [0, 25, 50, 75, 100])
+            cells = [
+                *(f"{median:.3f}", f"{low:.3f} to {high:.3f}"),
+                *(f"{least:.3f}", f"{most:.3f}"),
+            ]
+        table.add_row(label, *cells, *samples.cells())
     console.print(table)
 
 

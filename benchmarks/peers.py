@@ -4,8 +4,9 @@ PEER is `vllm`, or a format of llama.cpp's server: `BF16`, `Q8_0` or `Q4_0`. Wit
 demo model's files and the adapters of `benchmarks.serving` are written to FOLDER, and the commands
 that convert the files for the other servers and start the servers are printed. All servers get the
 same token ids from the same client, one server after the other in each round, so that changes of
-the machine's speed affect all of them. Every round has new prompts, so that prefix caches have no
-effect.
+the machine's speed affect all of them. A sample is dropped, and taken again, if the machine's
+multiply rate changed by more than a third in between. Every round has new prompts, so that prefix
+caches have no effect.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import argparse
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import median
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.load import Job, figures_of, run_load
-from benchmarks.machine import describe, read_bandwidth
-from benchmarks.serving import Bench, Case, make_jobs
-from loraplex.load.figures import Figures
+from benchmarks.machine import SpeedProbe, describe
+from benchmarks.serving import Bench, Case, make_jobs, select
+from benchmarks.steady import COLUMNS, EXPLANATION, Samples
 from tests.e2e.demo import NAME, gguf
 from tests.stack import running
 
@@ -98,31 +100,44 @@ def explain(bench: Bench, folder: Path) -> None:
     )
 
 
-def measure(server: Server, jobs: list[Job], adapters: list[str], concurrency: int) -> Figures:
-    outcomes = run_load(server.url, server.key, server.jobs(jobs, adapters), concurrency)
-    return figures_of(asyncio.run(outcomes))
+def measure(
+    bench: Bench, case: Case, server: Server, adapters: list[str], seed: int, attempt: int
+) -> float:
+    """Returns the server's tokens per second in one case: prompt and output tokens in a prefill
+    case, and output tokens in other cases. Each attempt has its own prompts."""
+    models = adapters if case.ranks == "E" else [NAME]
+    jobs = make_jobs(case, models, bench.shape.vocab_size, (seed, attempt))
+    outcomes = run_load(server.url, server.key, server.jobs(jobs, adapters), case.concurrency)
+    figures = figures_of(asyncio.run(outcomes))
+    return figures.total_per_s if case.name == "prefill" else figures.output_per_s
 
 
-def compare(bench: Bench, servers: list[Server], rounds: int) -> None:
-    """Prints the tokens per second of each case and server. Prefill cases count prompt and output
-    tokens, other cases only output tokens."""
+def compare(bench: Bench, servers: list[Server], rounds: int, only: str) -> None:
+    """Prints the tokens per second of each case and server, with the machine's speed around the
+    samples."""
     adapters = list(bench.folders["E"])
-    table = Table(title=f"tokens/s through HTTP, medians of {rounds} rounds in turns")
-    for column in ("case", "adapters", "streams", *(server.name for server in servers)):
+    probe = SpeedProbe()
+    table = Table(
+        title=f"tokens/s through HTTP, medians of {rounds} rounds in turns", caption=EXPLANATION
+    )
+    for column in ("case", "adapters", "streams", "server", "tokens/s", "quartiles", *COLUMNS):
         table.add_column(column, justify="right")
-    for case in CASES:
+    for case in filter(select(only), CASES):
         able = [each for each in servers if case.ranks == "base" or each.format == "BF16"]
-        rates: dict[str, list[float]] = {server.name: [] for server in able}
+        taken = {server.name: Samples() for server in able}
         for number in range(rounds):
-            models = adapters if case.ranks == "E" else [NAME]
-            jobs = make_jobs(case, models, bench.shape.vocab_size, seed=number)
             for server in able:
-                figures = measure(server, jobs, adapters, case.concurrency)
-                is_prefill = case.name == "prefill"
-                rate = figures.total_per_s if is_prefill else figures.output_per_s
-                rates[server.name].append(rate)
-        cells = [f"{median(rates[each.name]):.0f}" if each in able else "" for each in servers]
-        table.add_row(case.name, case.ranks, str(case.concurrency), *cells)
+                measured = partial(measure, bench, case, server, adapters, number)
+                taken[server.name].take(measured, probe)
+        table.add_section()
+        for name, samples in taken.items():
+            cells = ["", ""]
+            if samples.values:
+                low, middle, high = np.percentile(samples.values, [25, 50, 75])
+                cells = [f"{middle:.0f}", f"{low:.0f} to {high:.0f}"]
+            row = (case.name, case.ranks, str(case.concurrency), name)
+            table.add_row(*row, *cells, *samples.cells())
+        rates = {name: samples.values for name, samples in taken.items()}
         console.print(f"{case.name} {case.ranks} {case.concurrency}: {rates}", soft_wrap=True)
     console.print(table)
 
@@ -147,6 +162,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("peers", nargs="*", metavar="PEER=URL")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="part of 'CASE ADAPTERS cSTREAMS'")
     arguments = parser.parse_args()
     peers = named_servers(arguments.peers)
     formats = [each.format for each in peers if each.format != "BF16"]
@@ -155,14 +171,14 @@ def main() -> None:
     if not peers:
         explain(bench, arguments.folder)
         return
-    console.print(f"{describe()}; reads {read_bandwidth() / 1e9:.1f} GB/s")
+    console.print(describe())
     with running(bench.stack):
         bench.push()
         ours = [
             Server(f"loraplex {format}", bench.stack.url, bench.key, format)
             for format in ("BF16", *formats)
         ]
-        compare(bench, [*ours, *peers], arguments.rounds)
+        compare(bench, [*ours, *peers], arguments.rounds, arguments.only)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ CASES = [
 ]
 
 
-def make_jobs(case: Case, models: list[str], vocab_size: int, seed: int = 0) -> list[Job]:
+def make_jobs(case: Case, models: list[str], vocab_size: int, seed: object = 0) -> list[Job]:
     """Returns requests with random token ids, whose models take turns. If the case has a shared
     prefix, all prompts of a model begin with the same random tokens."""
     rng = random.Random(f"{case.name} {case.ranks} {case.concurrency} {seed}")
