@@ -30,7 +30,7 @@ from opentelemetry.trace import (
 )
 
 from store.records import Tenant
-from web.headers import find_header, find_headers
+from web.request_head import find_header, find_headers
 
 MAX_CHARS = 512
 """Maximum characters of a `tracestate` header. W3C asks servers to pass on at least this many.

@@ -25,8 +25,8 @@ from adapters.store.opening import open_store
 from loraplex.errors import BadSettings, NotPrivate
 from loraplex.private import check_owner
 from telemetry.logs import LogFormat, LogLevel
-from web.body_budget import ALL
 from web.decoding import find_fault, first_step
+from web.held_bytes import MAX_BODIES_BYTES
 from workers.wire.transport.base import MutualTLS, Security
 
 SECRETS = ("database_url", "key", "key_pepper")
@@ -137,7 +137,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_connections_per_address: Annotated[int, Meta(ge=0)] | None = None
     """Maximum connections from one address, if no proxy is trusted. Default: a quarter of
     `max_connections`. 0 sets no limit."""
-    max_body_memory: Annotated[Bytes, Meta(ge=128 << 20)] = ALL
+    max_body_memory: Annotated[Bytes, Meta(ge=128 << 20)] = MAX_BODIES_BYTES
     """Maximum bytes of all request bodies in memory. One tenant may use an eighth of it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the worker. auto is a GPU if there is one."""

@@ -10,7 +10,7 @@ from litestar.types import Scope
 
 from store.errors import Invalid
 from web.errors import UnsupportedEncoding
-from web.headers import find_headers
+from web.request_head import find_headers
 
 CODINGS = ("gzip", "deflate", "zstd")
 """Codings of request bodies that are decoded."""

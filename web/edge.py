@@ -12,13 +12,11 @@ from urllib.parse import unquote_to_bytes
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from store.errors import ApiError, Invalid
-from web.body_budget import held_body
-from web.client_address import address_prefix, client_address
 from web.error_answers import ErrorAnswer
 from web.errors import Overloaded, TooMany
-from web.headers import ON_ANSWER, add_request_headers
-from web.held_answer import HELD_ANSWER, AnswerBudget, HeldAnswer
+from web.held_bytes import HELD_ANSWER, AnswerBudget, HeldAnswer, held_body
 from web.refusals import Refusals
+from web.request_head import ON_ANSWER, add_request_headers, address_prefix, client_address
 from web.token_buckets import TokenBuckets
 
 PUBLIC = ("/docs", "/schema", "/version")

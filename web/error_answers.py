@@ -13,8 +13,8 @@ from litestar.types import Receive, Scope, Send
 
 from store.errors import INVALID, ApiError
 from web.errors import InternalError
-from web.headers import IS_OURS, is_of_messages, number_request
 from web.messages_errors import OVERLOADED, messages_error
+from web.request_head import IS_OURS, is_of_messages, number_request
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,10 @@ import uvicorn
 from litestar.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from web.body_budget import HELD_BODY, BodyBudget, HeldBody
-from web.client_address import address_prefix, canonical
 from web.edge import CONNECTION, Draining, Edge
-from web.held_answer import SLOW_CLIENT_S, AnswerBudget
+from web.held_bytes import HELD_BODY, SLOW_CLIENT_S, AnswerBudget, BodyBudget, HeldBody
 from web.refusals import Refusals
+from web.request_head import address_prefix, canonical
 
 MAX_DEFAULT = 16_384
 """Default maximum of connections, unless the open-file limit is lower. An idle one takes 20 KiB."""

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from web.client_address import address_prefix, client_address
 from web.error_answers import REFUSAL
+from web.request_head import address_prefix, client_address
 
 INTERVAL_S = 10.0
 """Seconds between two log lines for the same reason and address prefix."""

@@ -19,9 +19,8 @@ from store.database import Database
 from store.periodic import repeat
 from store.queries import fetch_all, sql
 from store.records import ApiKey, hash_key, parse_key
-from web.client_address import address_prefix, client_address
 from web.errors import Forbidden, Unauthenticated
-from web.headers import bearer_key, number_request
+from web.request_head import address_prefix, bearer_key, client_address, number_request
 
 INTERVAL_S = 60.0
 """Seconds between writes."""

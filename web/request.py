@@ -10,10 +10,10 @@ from litestar import Request
 from litestar.datastructures import State
 from litestar.types import Empty
 
-from web.body_budget import Excess, held_body
 from web.content_coding import Decoder, check_not_compressed, decoder_of_body
 from web.errors import Overloaded, Stalled, TooLarge
-from web.headers import announced_bytes, find_header, number_request
+from web.held_bytes import Excess, held_body
+from web.request_head import announced_bytes, find_header, number_request
 
 U = TypeVar("U")
 

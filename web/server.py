@@ -14,9 +14,8 @@ from typing import Any
 import uvicorn
 from litestar.types import ASGIApp
 
-from web.body_budget import BodyBudget
 from web.edge import Draining
-from web.held_answer import SLOW_CLIENT_S, AnswerBudget
+from web.held_bytes import SLOW_CLIENT_S, AnswerBudget, BodyBudget
 from web.http_protocol import KEEP_ALIVE_S, Config, Connections, HttpProtocol
 from web.refusals import RefusalMetrics, Refusals
 

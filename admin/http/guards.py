@@ -18,11 +18,10 @@ from admin.tenants import tenants
 from store.database import Connection
 from store.errors import Invalid, NotFound
 from store.records import ApiKey, Caller, Tenant, hash_key, parse_key
-from web.body_budget import held_body
-from web.client_address import check_address
 from web.errors import Forbidden, Unauthenticated
 from web.guards import INCORRECT, Guard, HttpConnection
-from web.headers import bearer_key
+from web.held_bytes import held_body
+from web.request_head import bearer_key, check_address
 
 ADMIN = "admin"
 ADAPTERS_WRITE = "adapters:write"

@@ -17,8 +17,8 @@ from admin.uploads.archive import StagingFolder
 from admin.uploads.upload import T, UploadForm, receive_form
 from store.database import Connection
 from store.records import Caller, Tenant
-from web.client_address import client_address
 from web.request import PlaneRequest, UploadPace
+from web.request_head import client_address
 
 BEHIND = "loraplex-gateways-behind"
 """Header of the answers to changes: number of gateways that may not use the change yet, or

@@ -32,7 +32,7 @@ from store.records import (
 )
 from web.errors import Forbidden, Overloaded, Unauthenticated
 from web.guards import INCORRECT
-from web.headers import bearer_key
+from web.request_head import bearer_key
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from gateway.dialects.messages_fields import MessageAnswer
 from gateway.dialects.responses_fields import ResponseAnswer
 from gateway.http.request import MAX_BODY_BYTES, MAX_TIMEOUT_S
 from gateway.http.routing import Route
-from web.headers import is_of_messages
 from web.messages_errors import OVERLOADED, MessagesErrorBody
 from web.openapi import ErrorBody, schemas_of
+from web.request_head import is_of_messages
 
 Json = dict[str, Any]
 

@@ -22,15 +22,20 @@ from gateway.requests.request_scope import RequestScope
 from gateway.requests.services import Gateway
 from store.errors import ApiError
 from store.records import ApiKey
-from web.body_budget import held_body
-from web.client_address import check_address, client_address
 from web.decoding import Fault, find_fault, first_step, members
 from web.error_answers import CLOSES
 from web.errors import Forbidden, Overloaded, Unauthenticated
-from web.headers import ON_ANSWER, STATUS, find_header, number_request
-from web.held_answer import held_answer
+from web.held_bytes import held_answer, held_body
 from web.lone_surrogates import replace_lone_surrogates
 from web.request import BodyReader
+from web.request_head import (
+    ON_ANSWER,
+    STATUS,
+    check_address,
+    client_address,
+    find_header,
+    number_request,
+)
 
 INFERENCE = "inference"
 UNCONFIRMED = "This API key is not known yet, and the gateway cannot reach its database to look."

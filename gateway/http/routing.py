@@ -19,7 +19,7 @@ from gateway.requests.services import Gateway
 from web.decoding import decoder_of
 from web.edge import IS_PREFLIGHT
 from web.error_answers import ErrorAnswer
-from web.headers import add_request_headers, find_header, number_request
+from web.request_head import add_request_headers, find_header, number_request
 
 T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]

@@ -33,7 +33,7 @@ from gateway.exceptions import UsageUnavailable, error_type, forget_frames
 from gateway.http.routing import Headers
 from gateway.metering.usage_loader import Status
 from gateway.requests.request_scope import RequestScope
-from web.held_answer import PIECE_BYTES
+from web.held_bytes import PIECE_BYTES
 from web.http_protocol import connection_lost
 
 ANSWER_WAIT_S = 2.0

@@ -21,7 +21,7 @@ from gateway.limits.tenant_load import RefusalLimit
 from gateway.quota_types import Cost, Kind, Limit, Tariff, leased_bits
 from store.errors import ApiError
 from store.records import Price
-from web.body_budget import HeldBody
+from web.held_bytes import HeldBody
 
 log = logging.getLogger(__name__)
 AT_ONCE = 1024

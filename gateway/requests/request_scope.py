@@ -21,8 +21,7 @@ from gateway.request import Request
 from gateway.requests.services import Gateway
 from gateway.text.grammars import GrammarUser
 from gateway.tracing import Untraced
-from web.body_budget import HeldBody
-from web.held_answer import HeldAnswer
+from web.held_bytes import HeldAnswer, HeldBody
 from workers.wire.client import HUNG_STEP_S, WorkerClient
 
 log = logging.getLogger(__name__)

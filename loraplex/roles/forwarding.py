@@ -19,12 +19,11 @@ from admin.uploads.upload import OVERHEAD_BYTES, Forms
 from gateway.http.request import find_key
 from gateway.requests.services import Gateway
 from loraplex.roles.management import LOAD_PATHS
-from web.body_budget import held_body
-from web.client_address import client_address
 from web.errors import Forbidden, Overloaded
 from web.guards import HttpConnection
-from web.headers import find_header
+from web.held_bytes import held_body
 from web.request import PlaneRequest, UploadPace, check_bytes
+from web.request_head import client_address, find_header
 
 CONNECT_S = 5.0
 ANSWER_S = 180.0

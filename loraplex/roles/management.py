@@ -17,7 +17,7 @@ from loraplex.probe import answer_of
 from loraplex.telemetry import content_type, render_metrics
 from web import error_answers
 from web.guards import HttpConnection, public
-from web.headers import find_header
+from web.request_head import find_header
 
 METRICS = "/metrics"
 MAX_PAGE_BYTES = 16 << 20

@@ -50,9 +50,8 @@ from store.periodic import in_background
 from telemetry.garbage_collection import look_for_cycles_less
 from telemetry.logs import set_up_logging
 from web import server
-from web.body_budget import BodyBudget
 from web.edge import Draining
-from web.held_answer import AnswerBudget
+from web.held_bytes import AnswerBudget, BodyBudget
 from web.version import this_version
 from workers.wire.client import WorkerClient
 

@@ -18,8 +18,8 @@ from loraplex.roles.retrying import retry
 from store.errors import DatabaseUnavailable
 from store.periodic import in_background
 from web import server
-from web.headers import add_request_headers, number_request
 from web.http_protocol import Config
+from web.request_head import add_request_headers, number_request
 
 T = TypeVar("T")
 

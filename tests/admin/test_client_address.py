@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from web.client_address import address_prefix, client_address
+from web.request_head import address_prefix, client_address
 
 
 @pytest.mark.parametrize(

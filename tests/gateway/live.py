@@ -28,7 +28,7 @@ from tests.gateway.process import GatewayProcess, Options
 from tests.postgres import server
 from tests.scripted_worker import Reply, Script, ScriptedWorker
 from tests.serving import serving
-from web.body_budget import BodyBudget
+from web.held_bytes import BodyBudget
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import Generate
 from workers.wire.transport.base import Security

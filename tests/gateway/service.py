@@ -32,7 +32,7 @@ from store.records import (
 from tests.doubles import SIZES, make_tokenizer
 from tests.gateway.pepper import PEPPER
 from tests.scripted_worker import DIGEST, MAX_MODEL_LEN, ScriptedWorker
-from web.held_answer import SLOW_CLIENT_S, AnswerBudget
+from web.held_bytes import SLOW_CLIENT_S, AnswerBudget
 from web.server import bind, make_server
 
 T = TypeVar("T")

@@ -14,8 +14,7 @@ from gateway.request import Request
 from gateway.requests.request_scope import RequestScope
 from gateway.tracing import Untraced
 from tests.gateway.live import Live, Plane
-from web.body_budget import BodyBudget, HeldBody
-from web.held_answer import AnswerBudget, HeldAnswer
+from web.held_bytes import AnswerBudget, BodyBudget, HeldAnswer, HeldBody
 
 
 async def run(live: Live, plane: Plane, model: str, *, is_answered: bool) -> int:

@@ -17,7 +17,7 @@ import yaml
 from loraplex.cli import cli
 from loraplex.settings import SECRETS, Settings, load_settings, parse_size
 from tools.manifests import OVERLAYS, RENDERED, ROOT, Object, find_kubectl, kustomize
-from web.held_answer import MAX_ANSWER_BYTES
+from web.held_bytes import MAX_ANSWER_BYTES
 
 VERSIONS = ("1.32", "1.37")
 OWN = re.compile(r"registry\.example/loraplex/(gateway|admin|worker-cpu|worker-cuda):\d+\.\d+\.\d+")

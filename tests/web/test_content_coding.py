@@ -12,9 +12,9 @@ import zstandard
 
 from store.errors import Invalid
 from tests.web.test_request import Client
-from web.body_budget import BodyBudget
 from web.content_coding import MAX_ZSTD_WINDOW, PIECE_BYTES, ZSTD_SLICE_BYTES, decoder_of_body
 from web.errors import Overloaded, TooLarge, UnsupportedEncoding
+from web.held_bytes import BodyBudget
 
 TEXT = b'{"messages": [' + b'{"role": "user", "content": "Hi"}, ' * 20_000 + b"]}"
 LIMIT = 2 << 20

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from web.body_budget import BodyBudget, HeldBody
 from web.errors import Overloaded
-from web.held_answer import TENANT_PART, AnswerBudget, HeldAnswer
+from web.held_bytes import ANSWERS_TENANT_PART, AnswerBudget, BodyBudget, HeldAnswer, HeldBody
 
 
 def answer_of(owner: str, budget: AnswerBudget, num_bytes: int = 1 << 20) -> HeldAnswer:
@@ -18,8 +17,8 @@ def answer_of(owner: str, budget: AnswerBudget, num_bytes: int = 1 << 20) -> Hel
 
 
 def test_a_refusal_because_of_other_tenants_ends_with_their_answers() -> None:
-    budget = AnswerBudget(TENANT_PART * 100)
-    others = [answer_of(f"other{number}", budget) for number in range(TENANT_PART)]
+    budget = AnswerBudget(ANSWERS_TENANT_PART * 100)
+    others = [answer_of(f"other{number}", budget) for number in range(ANSWERS_TENANT_PART)]
     for each in others:
         each.reserve(100)
     with pytest.raises(Overloaded, match="All answers"):
@@ -32,7 +31,7 @@ def test_a_refusal_because_of_other_tenants_ends_with_their_answers() -> None:
 
 
 def test_a_refusal_because_of_own_answers_ends_with_the_first_of_them() -> None:
-    budget = AnswerBudget(TENANT_PART * 100)
+    budget = AnswerBudget(ANSWERS_TENANT_PART * 100)
     held = answer_of("own", budget)
     held.reserve(80)
     with pytest.raises(Overloaded, match="This tenant's"):
@@ -44,7 +43,7 @@ def test_a_refusal_because_of_own_answers_ends_with_the_first_of_them() -> None:
 
 
 def test_a_small_request_is_refused_for_its_own_answer_only() -> None:
-    budget = AnswerBudget(TENANT_PART * 100)
+    budget = AnswerBudget(ANSWERS_TENANT_PART * 100)
     answer_of("own", budget).reserve(80)
     with pytest.raises(Overloaded, match="This tenant's"):
         answer_of("own", budget, 100).reserve(50)

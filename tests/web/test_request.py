@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from web.body_budget import HELD_BODY, BodyBudget, HeldBody
 from web.errors import Overloaded, Stalled, TooLarge
+from web.held_bytes import HELD_BODY, BodyBudget, HeldBody
 from web.request import PlaneRequest, UploadPace
 
 

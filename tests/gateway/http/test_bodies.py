@@ -13,7 +13,7 @@ import pytest
 from gateway.text.long_texts import LONG, LongTexts
 from gateway.text.tokenizer import MANY_MESSAGES
 from tests.gateway.live import Live, Plane, eventually
-from web.body_budget import GRACE_S, MIN_BYTES_PER_S, BodyBudget, HeldBody
+from web.held_bytes import GRACE_S, MIN_BYTES_PER_S, BodyBudget, HeldBody
 
 TENANT_BYTES = 1 << 20
 BUDGET = 8 * TENANT_BYTES

@@ -23,7 +23,7 @@ from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import SIZES
 from tests.gateway.scripts import ids, say
 from tests.gateway.service import Service
-from web.held_answer import AnswerBudget, HeldAnswer
+from web.held_bytes import AnswerBudget, HeldAnswer
 from workers.wire.protocol import Generate, SequenceOutput
 
 SLOW_S = 1.0
@@ -152,7 +152,7 @@ def test_a_tenants_unread_answers_are_bounded_before_they_are_generated(
             assert b"too_many_unread" in refused.recv(4096)
             assert len(service.worker.requests) == num_requests
             monkeypatch.setattr(ModelTokenizer, "encode_many", None)
-            monkeypatch.setattr("web.held_answer.CHEAP_BODY_BYTES", 1024)
+            monkeypatch.setattr("web.held_bytes.CHEAP_BODY_BYTES", 1024)
             early = stack.enter_context(asking(service, path, body))
             assert b"503" in read_head(early)
             monkeypatch.undo()

@@ -35,7 +35,7 @@ from tests.gateway.limits.test_request_charge import CALLS, ON_WORKER, call
 from tests.gateway.live import Live, Plane, eventually
 from tests.gateway.pepper import PEPPER
 from tests.scripted_worker import Reply
-from web.body_budget import BodyBudget
+from web.held_bytes import BodyBudget
 from workers.wire.protocol import ErrorCode
 
 MANY = 5
