@@ -18,8 +18,8 @@ from jinja2 import nodes
 from gateway.exceptions import InvalidRequest
 from gateway.request import Conversation, Message, Tool
 from gateway.text.shown_turns import ShownTurns, contains, shape_of
-from gateway.text.template_environment import ENVIRONMENT
 from gateway.text.template_turns import folded, in_plain_messages
+from sandbox.chat_templates import TEMPLATES
 
 MAX_ERROR_CHARS = 1000
 RENDERING_ERRORS = (
@@ -77,13 +77,13 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         """Raises jinja2.TemplateSyntaxError if the syntax of `source` is invalid."""
-        parsed = ENVIRONMENT.parse(source)
+        parsed = TEMPLATES.parse(source)
         mentions_tools = any(name.name == "tools" for name in parsed.find_all(nodes.Name))
         texts = {const.value for const in parsed.find_all(nodes.Const)}
         self._roles = ROLES | {text for text in texts if isinstance(text, str)}
         """Roles that a message may have: the usual ones, and each text in the template."""
         self._wants_short_ids = "length 9" in source
-        self._template: Any = ENVIRONMENT.from_string(parsed)
+        self._template: Any = TEMPLATES.from_string(parsed)
         # One dict replaces Jinja's chain of dicts, because looking up names in the chain takes as
         # long as the rendering itself.
         self._template.globals = {

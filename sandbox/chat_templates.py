@@ -1,4 +1,5 @@
-"""Jinja environment of chat templates, which renders as `apply_chat_template` of transformers."""
+"""Jinja environment of chat templates, which parses and renders as `apply_chat_template` of
+transformers. The admin plane checks templates with it, and gateways render them."""
 
 from __future__ import annotations
 
@@ -54,4 +55,4 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-ENVIRONMENT = _make_environment()
+TEMPLATES = _make_environment()
