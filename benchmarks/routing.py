@@ -19,7 +19,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.fleet_simulator import Clock, Machine, Request, Worker
-from gateway.dispatch.routing import Report, Standing, Work, Workers, best, weigh
+from gateway.dispatch.routing import best, weigh
+from gateway.dispatch.run import Work
+from gateway.dispatch.standings import Report, Standing, Workers
 from workers.wire.protocol import AdapterRef, Generate, SamplingParams
 from workers.wire.status import WorkerStatus
 

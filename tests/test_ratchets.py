@@ -12,18 +12,18 @@ from tools.source_tree import NOT_READ, ROOT, source_tree
 SOURCES = {".py", ".sql", ".cpp", ".h", ".yaml"}
 LINES = {
     "adapters": 5_460,
-    "admin": 9_650,
-    "gateway": 20_140,
+    "admin": 9_640,
+    "gateway": 20_100,
     "k8s": 2_150,
     "loraplex": 10_300,
     "memory": 2_240,
     "migrations": 1_660,
     "ops": 7_960,
-    "sandbox": 390,
+    "sandbox": 450,
     "store": 1_510,
     "telemetry": 570,
     "tools": 1_930,
-    "web": 2_740,
+    "web": 2_720,
     "workers": 18_310,
 }
 """Lines of a package's own files, rounded up."""

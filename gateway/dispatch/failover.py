@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from gateway.dispatch.fleet import Fleet
-from gateway.dispatch.routing import Work
+from gateway.dispatch.run import Work
 from gateway.exceptions import NoWorker, PoisonRequest
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass

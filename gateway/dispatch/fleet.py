@@ -14,7 +14,9 @@ from contextlib import contextmanager
 
 from gateway.catalog.resolved_model import ResolvedModel
 from gateway.catalog.view import CatalogView
-from gateway.dispatch.routing import Report, Standing, Work, Workers, best, weigh
+from gateway.dispatch.routing import best, weigh
+from gateway.dispatch.run import Work
+from gateway.dispatch.standings import Report, Standing, Workers
 from gateway.exceptions import ModelUnsatisfiable, NoWorker
 from workers.wire.client import WorkerClient
 from workers.wire.frames import Desired, Pin

@@ -1,7 +1,14 @@
-"""Defines a request that is ready to run, and its constraints in the form that workers expect."""
+"""Defines a request that is ready to run, and converts it to the form that workers expect: its
+constraints, and the frame of each prompt. What determines the choice of a worker follows from the
+frames."""
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -14,13 +21,29 @@ from gateway.limits.bounds import AnswerSize, check_answer, check_vectors, compl
 from gateway.request import Request
 from gateway.text.call_grammars import rules_of
 from gateway.text.grammars import Grammars, GrammarUser
-from gateway.text.tokenizer import ModelTokenizer
+from gateway.text.tokenizer import ModelTokenizer, SamplingDefaults
 from gateway.tracing import Untraced
-from workers.wire.protocol import ALL_TOKENS, OutputKind, Pooling, ThoughtBound, TokenRules
+from store.records import GenerationDefaults
+from workers.wire.frames import OLDEST_VERSION
+from workers.wire.prefix_index import Prefix
+from workers.wire.protocol import (
+    ALL_TOKENS,
+    Generate,
+    OutputKind,
+    Pooling,
+    SamplingParams,
+    ThoughtBound,
+    TokenRules,
+)
 
 MAX_BANNED_TOKENS = 4096
 """Maximum number of tokens of all banned words of a request. It is limited because the tokens are
 sent with each sequence."""
+WHOLE_INTERVAL = 32
+"""Number of tokens in each output frame of a worker if the client waits for the whole answer. If a
+worker is lost, the tokens that it has not sent are generated again."""
+FRAMES_AT_ONCE = 64
+"""Number of frames that are built without a pause. Each takes about 15 µs."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -227,3 +250,142 @@ def _num_told(run: Run) -> int:
     if request.num_logprobs == ALL_TOKENS:
         return run.target.base.shape.vocab_size
     return request.num_logprobs or 0
+
+
+async def frames_of(run: Run) -> list[Generate]:
+    """Returns the frame of each prompt, with all that is known before a worker is chosen. The
+    Generation fills in the adapter's checksum, `max_tokens` and the time left. Lets other requests
+    run after each `FRAMES_AT_ONCE` frames."""
+    frames: list[Generate] = []
+    for prompt in run.prompts:
+        frames.append(frame_of(run, prompt))
+        if len(frames) % FRAMES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return frames
+
+
+def sampling_params(
+    request: Request, own: GenerationDefaults, defaults: SamplingDefaults
+) -> SamplingParams:
+    """Returns sampling parameters. Values that the caller omits come from the adapter version's
+    defaults `own`, the base model's generation_config.json or OpenAI's defaults, in this order.
+    `max_tokens` is what the caller asks for, or 0."""
+    top_k = _first(request.top_k, own.top_k, defaults.top_k, 0)
+    repetition = (request.repetition_penalty, own.repetition_penalty, defaults.repetition_penalty)
+    return SamplingParams(
+        max_tokens=request.max_tokens or 0,
+        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        temperature=_first(request.temperature, own.temperature, defaults.temperature, 1.0),
+        top_k=max(int(top_k), 0),
+        top_p=_first(request.top_p, own.top_p, defaults.top_p, 1.0),
+        min_p=_first(request.min_p, own.min_p, defaults.min_p, 0.0),
+        presence_penalty=_first(request.presence_penalty, own.presence_penalty, 0.0),
+        frequency_penalty=_first(request.frequency_penalty, own.frequency_penalty, 0.0),
+        repetition_penalty=_first(*repetition, 1.0),
+        logit_bias=request.logit_bias,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        min_tokens=request.min_tokens,
+        logprobs=request.num_logprobs,
+        logprob_token_ids=request.logprob_token_ids,
+        prompt_logprobs=_prompt_logprobs(request),
+    )
+
+
+def _prompt_logprobs(request: Request) -> int | None:
+    """Returns the number of most likely tokens that workers report with each prompt token, whether
+    they are shown in the echo or apart from it. Returns None if the prompt is not scored."""
+    numbers = [0] if _kind(request) is OutputKind.SCORE else []
+    if request.scores_echo:
+        numbers.append(request.num_logprobs or 0)
+    if request.num_prompt_logprobs is not None:
+        numbers.append(request.num_prompt_logprobs)
+    return max(numbers, default=None)
+
+
+def _first(*values: float | None) -> float:
+    for value in values:
+        if value is not None:
+            return value
+    raise ValueError("all are None")
+
+
+def frame_of(run: Run, prompt: Prompt) -> Generate:
+    """Returns the request for a worker, without the id, which WorkerClient sets, and with an
+    adapter whose checksum is not known. All keys of cached pages are derived from its fields."""
+    request, target = run.request, run.target
+    # A stream shows each token at once. If a stop string or a second tool call may end the answer,
+    # the gateway must see each token early, so that few tokens are generated after the end.
+    is_heard = request.stream or run.stops or not request.is_parallel
+    kind = _kind(request)
+    params = sampling_params(request, target.serving.defaults, run.tokenizer.defaults)
+    # If the adapter does not act in the prompt, the prompt's pages are the base model's.
+    is_adapted = prompt.activation is not None
+    return Generate(
+        id=0,
+        request_id=run.request_id,
+        model=target.base.digest,
+        tokens=prompt.tokens,
+        params=msgspec.structs.replace(params, rules=run.rules, stop_token_ids=run.stop_token_ids),
+        kind=kind,
+        cache_domain=run.caller.cache_domain,
+        adapter=target.adapter_for("") if is_adapted else None,
+        activation=prompt.activation or 0,
+        cache_salt=(target.page_salt if is_adapted else "") + request.cache_salt,
+        tenant=run.caller.tenant.id,
+        weight=run.caller.service.weight,
+        service_class=run.caller.service.service_class,
+        priority=request.priority,
+        stream_interval=1 if is_heard else WHOLE_INTERVAL,
+        traceparent=run.trace.traceparent,
+        grammar="" if kind is OutputKind.SCORE else run.grammar,
+        pooling=run.pooling,
+        labels=run.labels,
+    )
+
+
+def _kind(request: Request) -> OutputKind:
+    """Returns the kind of output. A request for text with `max_tokens` 0 only gets the prompt's
+    scores."""
+    if request.kind is OutputKind.GENERATE and request.max_tokens == 0:
+        return OutputKind.SCORE
+    return request.kind
+
+
+@dataclass(eq=False)
+class Work:
+    """Requirements of a request that determine which worker is chosen."""
+
+    model: str
+    """Digest of the base model."""
+    adapter: str | None
+    """Digest of the adapter. None for the base model alone."""
+    prompts: Sequence[Prefix]
+    num_sequences: int
+    least_version: int = OLDEST_VERSION
+    """Oldest version of the protocol that the worker may speak."""
+
+    @staticmethod
+    def of(frames: Sequence[Generate], num_choices: int = 1) -> Work:
+        """Returns the requirements of one request's frames. `num_choices` is the number of
+        sequences of each frame."""
+        adapters = [frame.adapter.digest for frame in frames if frame.adapter is not None]
+        params = frames[0].params
+        return Work(
+            frames[0].model,
+            adapters[0] if adapters else None,
+            [Prefix(frame) for frame in frames],
+            len(frames) * num_choices,
+            version_needed(params.logprobs, params.logprob_token_ids),
+        )
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Number of tokens of all prompts."""
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
+
+def version_needed(logprobs: int | None, logprob_token_ids: tuple[int, ...]) -> int:
+    """Returns the oldest protocol version whose workers handle a `Generate` with these parameters
+    correctly. Version 6 supports neither `logprob_token_ids` nor `ALL_TOKENS`."""
+    return 7 if logprob_token_ids or logprobs == ALL_TOKENS else OLDEST_VERSION

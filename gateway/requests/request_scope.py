@@ -12,9 +12,7 @@ from gateway.catalog.catalog import Principal
 from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.prompts import encode_prompts
-from gateway.dispatch.routing import Work
-from gateway.dispatch.run import Run, check_answer_of, constraints_of
-from gateway.dispatch.sequence import frames_of
+from gateway.dispatch.run import Run, Work, check_answer_of, constraints_of, frames_of
 from gateway.dispatch.settlement import Settlement, routing_attributes
 from gateway.limits.admission import RequestCharge, Reservation, Usage
 from gateway.request import Request

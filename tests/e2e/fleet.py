@@ -19,7 +19,7 @@ from adapters.store.folder import LocalStore
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.dispatch.fleet import Fleet
-from gateway.dispatch.routing import Work
+from gateway.dispatch.run import Work
 from gateway.requests.services import Gateway
 from gateway.tracing import Tracing
 from store.records import Alias, BaseModel, CatalogSnapshot, ServedVersion, Tenant

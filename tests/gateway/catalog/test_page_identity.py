@@ -19,9 +19,7 @@ import pytest
 from gateway.catalog.catalog import Principal
 from gateway.catalog.view import CatalogView
 from gateway.dispatch.prompts import make_prompt
-from gateway.dispatch.routing import Work
-from gateway.dispatch.run import Run
-from gateway.dispatch.sequence import frame_of
+from gateway.dispatch.run import Run, Work, frame_of
 from gateway.request import Request
 from gateway.text.tokenizer import SamplingDefaults
 from memory.page_key import PAGE_TOKENS
@@ -194,7 +192,7 @@ def test_frames_are_made_in_one_place_and_page_keys_are_derived_from_them_in_one
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     )
     assert [each for each in calls.elements() if each[:2] == ("Generate", "gateway")] == [
-        ("Generate", "gateway", "sequence.py")
+        ("Generate", "gateway", "run.py")
     ]
     assert [each for each in calls.elements() if each[0] == "PageHasher"] == [
         ("PageHasher", "workers", "protocol.py")

@@ -11,7 +11,7 @@ import msgspec
 import openai
 import pytest
 
-from gateway.dispatch.sequence import sampling_params
+from gateway.dispatch.run import sampling_params
 from gateway.request import Request
 from gateway.text.tokenizer import SamplingDefaults
 from store.records import CatalogSnapshot, GenerationDefaults, ServingData

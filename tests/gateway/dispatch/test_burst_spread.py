@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.fleet_simulator import PREFILL_TOKENS_PER_S, Clock, Machine, Request, Worker
 from gateway.dispatch.fleet import Fleet
-from gateway.dispatch.routing import Work
+from gateway.dispatch.run import Work
 from tests.gateway.dispatch.test_failover import Trio
 from tests.gateway.scripts import say
 from tests.scripted_worker import DIGEST

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from gateway.dispatch.fleet import NONE_SERVES
-from gateway.dispatch.routing import Work
+from gateway.dispatch.run import Work
 from gateway.exceptions import NoWorker
 from store.records import AdapterProof, CatalogSnapshot
 from tests.gateway.scripts import ids

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.dispatch.fleet import Fleet
-from gateway.dispatch.routing import Work, version_needed
+from gateway.dispatch.run import Work, version_needed
 from gateway.exceptions import NoWorker
 from memory.page_key import PAGE_TOKENS
 from tests.gateway.live import eventually

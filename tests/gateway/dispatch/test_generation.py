@@ -16,8 +16,7 @@ from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dispatch.failover import RetryBudget
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.prompts import make_prompt
-from gateway.dispatch.run import Run
-from gateway.dispatch.sequence import frames_of
+from gateway.dispatch.run import Run, frames_of
 from gateway.request import Request
 from gateway.text.tokenizer import SamplingDefaults
 from tests.gateway.catalog.test_page_identity import KEY, MODELS, TENANTS

@@ -8,19 +8,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.routing import (
-    ADAPTER_BYTES,
-    ANSWER_TOKENS,
-    NUM_DRAWN,
-    STALE_S,
-    Report,
-    Standing,
-    Work,
-    Workers,
-    best,
-    predict,
-    weigh,
-)
+from gateway.dispatch.routing import ADAPTER_BYTES, best, predict, weigh
+from gateway.dispatch.run import Work
+from gateway.dispatch.standings import ANSWER_TOKENS, NUM_DRAWN, STALE_S, Report, Standing, Workers
 from workers.wire.protocol import AdapterRef, Generate, SamplingParams
 from workers.wire.status import AdapterStatus, ModelStatus, WorkerStatus
 
