@@ -151,13 +151,43 @@ void attend(const Call& call, const Item& item, State* partials) {
         for (int64_t r = 0; r < item.num_rows; r++) finish(call, item, r, states[r]);
 }
 
-template <class T>
-void run(const Call& call, const std::vector<Item>& items, State* partials, int threads) {
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < items.size(); i++) attend<T>(call, items[i], partials);
-}
-
 }  // namespace
+
+void paged_attention(Team& team, const float* qkv, int64_t num_seqs, const int32_t* query_start,
+                     const int32_t* positions, int64_t max_context, const int64_t* block_tables,
+                     int64_t table_stride, const char* arena, int64_t layer, int format,
+                     int64_t num_heads, int64_t num_kv, int64_t dim, float scale, int64_t window,
+                     float softcap, const float* sinks, float* out) {
+    static thread_local std::vector<Item> items, parts, pass;
+    static thread_local std::vector<State> states(ITEM_ROWS);
+    const Call call{qkv, out, (num_heads + 2 * num_kv) * dim, query_start, positions, block_tables,
+                    table_stride, arena + layer, num_heads, num_kv, dim, window, scale, softcap, sinks};
+    list_items(call, num_seqs, ITEM_ROWS, items);
+    const auto compute = [&](const std::vector<Item>& work, State* partials) {
+#ifdef TILES
+        if (format == BF16) return attend_on_tiles(team, call, work, partials);
+#endif
+        team.share(work.size(), [&](int64_t i) {
+            format == FP32 ? attend<float>(call, work[i], partials)
+                           : attend<bf16>(call, work[i], partials);
+        });
+    };
+    if (max_context <= CHUNK || (int64_t)items.size() >= 2 * team.threads)
+        return compute(items, nullptr);
+    split(items, parts);
+    // The memory of the partial states, which stays allocated, does not grow with the context.
+    const int64_t max_states = PASS_ITEMS * team.threads * ITEM_ROWS;
+    State* partials = team.buffer<State>(PARTIALS, max_states);
+    for (size_t next = 0; next < parts.size();) {
+        next = next_pass(parts, next, max_states, pass);
+        compute(pass, partials);
+        // One thread combines them in all passes, because its `states` continue in the next pass.
+        if (team.thread == 0)
+            fold_pass(call, pass, next < parts.size() ? &parts[next] : nullptr, partials,
+                      states.data());
+        team.wait();
+    }
+}
 
 // Semantics: causal attention of each query row over the pages of its sequence; scores = q · k * scale,
 // capped by softcap * tanh(scores / softcap) if softcap > 0, over the last `window` positions if > 0;
@@ -171,31 +201,9 @@ EXPORT void paged_attention(const float* qkv, int64_t num_seqs, const int32_t* q
                             int64_t layer, int format, int64_t num_heads, int64_t num_kv,
                             int64_t dim, float scale, int64_t window, float softcap,
                             const float* sinks, float* out) {
-    static thread_local std::vector<Item> items, parts, pass;
-    static thread_local std::vector<State> partials, states(ITEM_ROWS);
-    const Call call{qkv, out, (num_heads + 2 * num_kv) * dim, query_start, positions, block_tables,
-                    table_stride, arena + layer, num_heads, num_kv, dim, window, scale, softcap, sinks};
-    list_items(call, num_seqs, ITEM_ROWS, items);
-    const int threads = team(query_start[num_seqs] * num_heads * dim * max_context);
-    const auto compute = [&](const std::vector<Item>& work) {
-        if (format == FP32)
-            run<float>(call, work, partials.data(), threads);
-        else
-#ifdef TILES
-            attend_on_tiles(call, work, partials.data(), threads);
-#else
-            run<bf16>(call, work, partials.data(), threads);
-#endif
-    };
-    if (max_context <= CHUNK || (int64_t)items.size() >= 2 * num_threads) return compute(items);
-    split(items, parts);
-    // The memory of the partial states, which stays allocated, does not grow with the context.
-    const int64_t max_states = PASS_ITEMS * num_threads * ITEM_ROWS;
-    partials.resize(max_states);
-    for (size_t next = 0; next < parts.size();) {
-        next = next_pass(parts, next, max_states, pass);
-        compute(pass);
-        fold_pass(call, pass, next < parts.size() ? &parts[next] : nullptr, partials.data(),
-                  states.data());
-    }
+    in_team(query_start[num_seqs] * num_heads * dim * max_context, [&](Team& team) {
+        paged_attention(team, qkv, num_seqs, query_start, positions, max_context, block_tables,
+                        table_stride, arena, layer, format, num_heads, num_kv, dim, scale, window,
+                        softcap, sinks, out);
+    });
 }

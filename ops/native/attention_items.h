@@ -212,7 +212,7 @@ void for_each_chunk(const Call& call, const Item& item, Act act) {
 constexpr int TILE_ITEM_ROWS = 64;  // rows of an item of attend_on_tiles
 
 // Computes the attention of the items on tiles, over pages of bfloat16.
-void attend_on_tiles(const Call& call, const std::vector<Item>& items, State* partials, int threads);
+void attend_on_tiles(Team& team, const Call& call, const std::vector<Item>& items, State* partials);
 #endif
 
 }  // namespace attention

@@ -1,9 +1,7 @@
-// Runs all decoder layers in one call, with scratch memory that is kept between calls.
+// Runs all decoder layers in one call and one team of threads, with memory that is kept between calls.
 //
 // If Python called each kernel, the calls and new memory would cost about 10 us per kernel, which is a
 // fifth of a step with one row. The structures match the ctypes structures in ops/cpu_layers.py.
-#include <vector>
-
 #include "kernels.h"
 
 namespace {
@@ -43,52 +41,43 @@ struct Step {
     int64_t lora_format;
 };
 
-struct Scratch {
-    std::vector<float> qkv, mixed, gate_up, inner;
-};
-
-float* sized(std::vector<float>& buffer, int64_t size) {
-    if ((int64_t)buffer.size() < size) buffer.resize(size);
-    return buffer.data();
-}
-
-void project(const Linear& w, const Step& step, int64_t layer, const float* x, float* y) {
-    linear(x, step.rows, w.in_features, w.parts, w.num_parts, w.bias, w.out_features, y);
+void project(Team& team, const Linear& w, const Step& step, int64_t layer, const float* x, float* y) {
+    linear(team, x, step.rows, w.in_features, w.parts, w.num_parts, w.bias, w.out_features, y);
     if (step.num_segments > 0)
-        add_lora(y, x, w.in_features, w.projections, w.widths, w.num_projections,
+        add_lora(team, y, x, w.in_features, w.projections, w.widths, w.num_projections,
                  layer * step.layer_entries, step.slot_entries, step.segment_start,
                  step.segment_slot, step.num_segments, step.a_offset, step.b_offset, step.rank,
                  step.lora_arena, step.lora_format);
 }
 
 // Computes one layer. x: input of the layer, replaced by the input of the next layer.
-void run_layer(const Layer& layer, const Step& step, Scratch& scratch, float* x, float* residual) {
+void run_layer(Team& team, const Layer& layer, const Step& step, float* x, float* residual) {
     const int64_t rows = step.rows, heads = layer.num_heads, index = layer.layer;
     const int64_t hidden = layer.output.out_features, inner = layer.down.in_features;
     const int64_t offset = index * step.layer_bytes;
     const auto norm = [&](const Norm& n, float* sum) {
-        if (n.weight) rms_norm(x, sum, n.weight, rows, hidden, n.eps, x);
+        if (n.weight) rms_norm(team, x, sum, n.weight, rows, hidden, n.eps, x);
     };
 
-    float* qkv = sized(scratch.qkv, rows * layer.qkv.out_features);
-    float* mixed = sized(scratch.mixed, rows * layer.output.in_features);
-    project(layer.qkv, step, index, x, qkv);
-    rope_write_kv(qkv, rows, heads, step.num_kv, step.dim, layer.rope, layer.q.weight,
+    float* qkv = team.buffer<float>(QKV, rows * layer.qkv.out_features);
+    float* mixed = team.buffer<float>(MIXED, rows * layer.output.in_features);
+    project(team, layer.qkv, step, index, x, qkv);
+    rope_write_kv(team, qkv, rows, heads, step.num_kv, step.dim, layer.rope, layer.q.weight,
                   layer.k.weight, layer.q.eps, step.token_seq, step.positions, step.block_tables,
                   step.table_stride, step.arena, offset, step.kv_format);
-    paged_attention(qkv, step.num_seqs, step.query_start, step.positions, step.max_context,
+    paged_attention(team, qkv, step.num_seqs, step.query_start, step.positions, step.max_context,
                     step.block_tables, step.table_stride, step.arena, offset, step.kv_format,
                     heads, step.num_kv, step.dim, layer.scale, layer.window, layer.softcap, nullptr,
                     mixed);
-    project(layer.output, step, index, mixed, x);
+    project(team, layer.output, step, index, mixed, x);
     norm(layer.post_attention, nullptr);
     norm(layer.mlp, residual);
 
-    float* gate_up = sized(scratch.gate_up, rows * layer.gate_up.out_features);
-    float* act = sized(scratch.inner, rows * inner);
-    project(layer.gate_up, step, index, x, gate_up);
-    gated_activation(gate_up, rows, inner, layer.silu, act);
-    project(layer.down, step, index, act, x);
+    float* gate_up = team.buffer<float>(GATE_UP, rows * layer.gate_up.out_features);
+    float* act = team.buffer<float>(INNER, rows * inner);
+    project(team, layer.gate_up, step, index, x, gate_up);
+    gated_activation(team, gate_up, rows, inner, layer.silu, act);
+    project(team, layer.down, step, index, act, x);
     norm(layer.post_mlp, nullptr);
     norm(layer.following, residual);
 }
@@ -99,6 +88,8 @@ void run_layer(const Layer& layer, const Step& step, Scratch& scratch, float* x,
 // Shape: x, residual float32 [rows, K], both changed in place.
 EXPORT void run_layers(const Layer* layers, int64_t count, const Step* step, float* x,
                        float* residual) {
-    static thread_local Scratch scratch;
-    for (int64_t i = 0; i < count; i++) run_layer(layers[i], *step, scratch, x, residual);
+    const int64_t work = step->rows * layers->gate_up.in_features * layers->gate_up.out_features;
+    in_team(work, [&](Team& team) {
+        for (int64_t i = 0; i < count; i++) run_layer(team, layers[i], *step, x, residual);
+    });
 }

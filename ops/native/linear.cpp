@@ -329,34 +329,16 @@ void panel(const X* x, int64_t x_stride, int64_t rows, int64_t depth, W w, const
             std::copy_n(whole.data() + r * PANEL, width, y + r * y_stride);
 }
 
-template <class X, class W>
-void multiply_part(const X* x, int64_t x_stride, int64_t rows, int64_t depth, W weight,
-                   const float* bias, int64_t columns, float* y, int64_t y_stride) {
-    const int64_t panels = ceil_div(columns, PANEL);
-    const int threads = team(rows * depth * columns);
-    // If there are too few panels for the threads, the rows are divided, too.
-    const int64_t cuts = std::clamp<int64_t>(4 * threads / panels, 1, ceil_div(rows, 4 * ROWS));
-    const int64_t cut = ceil_div(rows, cuts);
-#pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t p = 0; p < panels; p++)
-        for (int64_t c = 0; c < cuts; c++) {
-            const int64_t row = c * cut, count = std::min(cut, rows - row);
-            if (count > 0)
-                panel(x + row * x_stride, x_stride, count, depth, panel_at(weight, p, depth),
-                      bias ? bias + p * PANEL : NO_BIAS, y + row * y_stride + p * PANEL, y_stride,
-                      std::min<int64_t>(PANEL, columns - p * PANEL));
-        }
-}
-
 #ifdef PAIR_DOT
 // Returns x [rows, depth] as bfloat16 pairs [rows, (depth + 1) / 2].
-void to_pairs(const float* x, int64_t rows, int64_t depth, bf16* out) {
+const uint32_t* to_pairs(Team& team, const float* x, int64_t rows, int64_t depth) {
     const int64_t padded = ceil_div(depth, 2) * 2;
-#pragma omp parallel for schedule(static) num_threads(team(rows * depth)) if (rows > 1)
-    for (int64_t r = 0; r < rows; r++) {
+    bf16* out = team.buffer<bf16>(INPUT, rows * padded);
+    team.share(rows, [&](int64_t r) {
         out[(r + 1) * padded - 1] = bf16{};
         for (int64_t k = 0; k < depth; k++) narrow(x[r * depth + k], out + r * padded + k);
-    }
+    });
+    return (const uint32_t*)out;
 }
 #endif
 
@@ -371,43 +353,48 @@ EXPORT int rounds_input() {
 #endif
 }
 
+void linear(Team& team, const float* x, int64_t rows, int64_t depth, const LinearPart* parts,
+            int64_t num_parts, const float* bias, int64_t columns, float* y) {
+    if (rows == 0) return;
+#if defined(TILES)
+    if (parts[0].format != FP32)
+        return linear_on_tiles(team, x, rows, depth, parts, num_parts, bias, columns, y);
+#elif defined(PAIR_DOT)
+    const int64_t stride = ceil_div(depth, 2);
+    const uint32_t* rounded = nullptr;
+    if (parts[0].format != FP32) rounded = to_pairs(team, x, rows, depth);
+#else
+    const int64_t stride = depth;
+    const float* rounded = x;
+#endif
+    const int64_t panels = count_panels(parts, num_parts);
+    // If there are too few panels for the threads, the rows are divided, too.
+    const int64_t cuts = std::clamp<int64_t>(4 * team.threads / panels, 1, ceil_div(rows, 4 * ROWS));
+    const int64_t cut = ceil_div(rows, cuts);
+    team.share(panels * cuts, [&](int64_t i) {
+        const PanelOf at = find_panel(parts, i / cuts);
+        const int64_t row = i % cuts * cut, count = std::min(cut, rows - row), format = at.part->format;
+        if (count <= 0) return;
+        const auto run = [&](auto x, int64_t x_stride, auto weight) {
+            panel(x + row * x_stride, x_stride, count, depth, panel_at(weight, at.index, depth),
+                  bias ? bias + at.column : NO_BIAS, y + row * columns + at.column, columns, at.width);
+        };
+        if (format == FP32) return run(x, depth, (const float*)at.part->panels);
+#ifndef TILES
+        if (format == BF16) return run(rounded, stride, (const uint32_t*)at.part->panels);
+        with_layout(format, [&](auto layout) {
+            run(rounded, stride, Packed<decltype(layout)>{(const char*)at.part->panels});
+        });
+#endif
+    });
+}
+
 // Semantics: y = x W^T + bias.
 // Shape: x float32 [rows, depth]; the parts' columns are side by side in y float32 [rows, columns];
 // bias float32 [columns + 48] or null.
 EXPORT void linear(const float* x, int64_t rows, int64_t depth, const LinearPart* parts,
                    int64_t num_parts, const float* bias, int64_t columns, float* y) {
-    if (rows == 0) return;
-#if defined(TILES)
-    if (parts[0].format != FP32)
-        return linear_on_tiles(x, rows, depth, parts, num_parts, bias, columns, y);
-#elif defined(PAIR_DOT)
-    static thread_local std::vector<uint32_t> pairs;
-    const int64_t stride = ceil_div(depth, 2);
-    if (parts[0].format != FP32) {
-        pairs.resize(rows * stride);
-        to_pairs(x, rows, depth, (bf16*)pairs.data());
-    }
-    const uint32_t* rounded = pairs.data();
-#else
-    const int64_t stride = depth;
-    const float* rounded = x;
-#endif
-    for (int64_t i = 0; i < num_parts; i++) {
-        const LinearPart& part = parts[i];
-        const int64_t width = part.columns;
-        if (part.format == FP32)
-            multiply_part(x, depth, rows, depth, (const float*)part.panels, bias, width, y, columns);
-#ifndef TILES
-        else if (part.format == BF16)
-            multiply_part(rounded, stride, rows, depth, (const uint32_t*)part.panels, bias, width, y,
-                          columns);
-        else
-            with_layout(part.format, [&](auto layout) {
-                const Packed<decltype(layout)> panels{(const char*)part.panels};
-                multiply_part(rounded, stride, rows, depth, panels, bias, width, y, columns);
-            });
-#endif
-        y += width;
-        if (bias) bias += width;
-    }
+    in_team(rows * depth * columns, [&](Team& team) {
+        linear(team, x, rows, depth, parts, num_parts, bias, columns, y);
+    });
 }

@@ -183,46 +183,33 @@ inline void list_shrinks(const std::vector<Part>& parts, std::vector<Item>& item
 }
 
 template <class T>
-void run(const std::vector<Part>& parts, std::vector<Item>& shrinks, std::vector<Item>& expands,
-         const float* x, int64_t depth, float* y, int64_t stride, int threads) {
+void run(Team& team, const std::vector<Part>& parts, const float* x, int64_t depth, float* y,
+         int64_t stride) {
+    static thread_local std::vector<Item> shrinks, expands;
     list_whole_items(parts, ROW_BLOCK, shrinks);
     // If there are enough items, a thread runs shrink and expand of an item without waiting for others.
-    if ((int64_t)shrinks.size() >= ITEMS_A_THREAD * threads) {
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-        for (size_t i = 0; i < shrinks.size(); i++) {
+    if ((int64_t)shrinks.size() >= ITEMS_A_THREAD * team.threads)
+        return team.share(shrinks.size(), [&](int64_t i) {
             Item item = shrinks[i];
             shrink<T>(item, x, depth);
             item.end = item.part->width;
             expand<T>(item, y, stride);
-        }
-        return;
-    }
+        });
     list_shrinks(parts, shrinks);
     list_items(parts, &Part::width, ROW_BLOCK,
                [](const Part& part) { return part.rows < FEW_ROWS ? 1024 : 256; }, expands);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#pragma omp for schedule(dynamic)
-        for (size_t i = 0; i < shrinks.size(); i++) shrink<T>(shrinks[i], x, depth);
-#pragma omp for schedule(dynamic)
-        for (size_t i = 0; i < expands.size(); i++) expand<T>(expands[i], y, stride);
-    }
+    team.share(shrinks.size(), [&](int64_t i) { shrink<T>(shrinks[i], x, depth); });
+    team.share(expands.size(), [&](int64_t i) { expand<T>(expands[i], y, stride); });
 }
 
 }  // namespace
 
-// Semantics: y[rows of n, columns of p] += (x[rows of n] A^T) B for segment n and projection p, with A
-// and B of the slot's entry first_entry + projections[p]. Does nothing where the rank is 0.
-// Shape: x float32 [*, depth], y float32 [*, sum of widths]; segment_start int32 [N + 1],
-// segment_slot int32 [N]; a_offset, b_offset int64 and rank int32 [slots, slot_entries].
-EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* projections,
-                     const int32_t* widths, int64_t num_projections, int64_t first_entry,
-                     int64_t slot_entries, const int32_t* segment_start,
-                     const int32_t* segment_slot, int64_t num_segments, const int64_t* a_offset,
-                     const int64_t* b_offset, const int32_t* rank, const char* arena, int format) {
+void add_lora(Team& team, float* y, const float* x, int64_t depth, const int32_t* projections,
+              const int32_t* widths, int64_t num_projections, int64_t first_entry,
+              int64_t slot_entries, const int32_t* segment_start, const int32_t* segment_slot,
+              int64_t num_segments, const int64_t* a_offset, const int64_t* b_offset,
+              const int32_t* rank, const char* arena, int format) {
     static thread_local std::vector<Part> parts;
-    static thread_local std::vector<Item> shrinks, expands;
-    static thread_local std::vector<float> hidden;
     parts.clear();
     int64_t stride = 0, size = 0;
     for (int64_t p = 0; p < num_projections; p++) stride += widths[p];
@@ -239,17 +226,30 @@ EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* pro
     }
     if (parts.empty()) return;
 #ifdef TILES
-    if (format == BF16) return add_lora_on_tiles(parts, x, depth, y, stride);
+    if (format == BF16) return add_lora_on_tiles(team, parts, x, depth, y, stride);
 #endif
-    hidden.resize(size);
-    float* free_hidden = hidden.data();
+    float* free_hidden = team.buffer<float>(HIDDEN, size);
     for (Part& part : parts) {
         part.hidden = free_hidden;
         free_hidden += part.rows * part.rank;
     }
-    const int threads = team(size * depth);
-    format == BF16 ? run<bf16>(parts, shrinks, expands, x, depth, y, stride, threads)
-            : run<float>(parts, shrinks, expands, x, depth, y, stride, threads);
+    format == BF16 ? run<bf16>(team, parts, x, depth, y, stride)
+                   : run<float>(team, parts, x, depth, y, stride);
+}
+
+// Semantics: y[rows of n, columns of p] += (x[rows of n] A^T) B for segment n and projection p, with A
+// and B of the slot's entry first_entry + projections[p]. Does nothing where the rank is 0.
+// Shape: x float32 [*, depth], y float32 [*, sum of widths]; segment_start int32 [N + 1],
+// segment_slot int32 [N]; a_offset, b_offset int64 and rank int32 [slots, slot_entries].
+EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* projections,
+                     const int32_t* widths, int64_t num_projections, int64_t first_entry,
+                     int64_t slot_entries, const int32_t* segment_start,
+                     const int32_t* segment_slot, int64_t num_segments, const int64_t* a_offset,
+                     const int64_t* b_offset, const int32_t* rank, const char* arena, int format) {
+    in_team(segment_start[num_segments] * depth * 8, [&](Team& team) {
+        add_lora(team, y, x, depth, projections, widths, num_projections, first_entry, slot_entries,
+                 segment_start, segment_slot, num_segments, a_offset, b_offset, rank, arena, format);
+    });
 }
 
 // Computes y += (a B) * scale for one row, one rank after the other.
@@ -278,16 +278,18 @@ EXPORT void add_embedding_lora(float* y, const int32_t* ids, int64_t width, floa
         const int64_t i = segment_slot[n] * slot_entries + entry;
         if (rank[i] == 0) continue;
         const int64_t first = segment_start[n], end = segment_start[n + 1];
-        const int threads = team((end - first) * rank[i] * width);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-        for (int64_t row = first; row < end; row++) {
-            const auto add = [&](auto type) {
-                using T = decltype(type);
-                const T* a = (const T*)(arena + a_offset[i]) + (int64_t)ids[row] * rank[i];
-                add_row(y + row * width, a, (const T*)(arena + b_offset[i]), rank[i], width, scale);
-            };
-            format == BF16 ? add(bf16{}) : add(0.0f);
-        }
+        in_team((end - first) * rank[i] * width, [&](Team& team) {
+            team.share(end - first, [&](int64_t index) {
+                const int64_t row = first + index;
+                const auto add = [&](auto type) {
+                    using T = decltype(type);
+                    const T* a = (const T*)(arena + a_offset[i]) + (int64_t)ids[row] * rank[i];
+                    add_row(y + row * width, a, (const T*)(arena + b_offset[i]), rank[i], width,
+                            scale);
+                };
+                format == BF16 ? add(bf16{}) : add(0.0f);
+            });
+        });
     }
 }
 
@@ -298,8 +300,9 @@ EXPORT void row_products(const float* x, int64_t rows, int64_t depth, const char
     const std::vector<Part> parts = {{0, rows, count, 0, 0, a, nullptr, y}};
     std::vector<Item> items;
     list_shrinks(parts, items);
-    const int threads = team(rows * count * depth);
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < items.size(); i++)
-        format == BF16 ? shrink<bf16>(items[i], x, depth) : shrink<float>(items[i], x, depth);
+    in_team(rows * count * depth, [&](Team& team) {
+        team.share(items.size(), [&](int64_t i) {
+            format == BF16 ? shrink<bf16>(items[i], x, depth) : shrink<float>(items[i], x, depth);
+        });
+    });
 }

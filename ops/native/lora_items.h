@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "parallel.h"
+
 namespace lora {
 
 // Items have all ranks of their rows only if there are at least this many items per thread.
@@ -54,8 +56,8 @@ inline void list_whole_items(const std::vector<Part>& parts, int64_t row_block,
 
 #ifdef TILES
 // Semantics: add_lora() on tiles, for bfloat16 factors. Sets `hidden` of the parts.
-void add_lora_on_tiles(std::vector<Part>& parts, const float* x, int64_t depth, float* y,
-                       int64_t stride);
+void add_lora_on_tiles(Team& team, std::vector<Part>& parts, const float* x, int64_t depth,
+                       float* y, int64_t stride);
 #endif
 
 }  // namespace lora

@@ -6,6 +6,7 @@
 // unpacked, so that they give the bits of their bfloat16 form.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "kernels.h"
@@ -191,6 +192,26 @@ void with_layout(int64_t format, Act act) {
         case Q4_K: return act(Q4_KPanel{});
         case Q6_K: return act(Q6_KPanel{});
     }
+}
+
+// Panel `index` of a part. Its `width` columns begin at `column` of y.
+struct PanelOf {
+    const LinearPart* part;
+    int64_t index, column, width;
+};
+
+inline int64_t count_panels(const LinearPart* parts, int64_t num_parts) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < num_parts; i++) count += ceil_div(parts[i].columns, PANEL);
+    return count;
+}
+
+// Returns panel p of all panels of the parts.
+inline PanelOf find_panel(const LinearPart* part, int64_t p) {
+    int64_t column = 0;
+    for (int64_t count; p >= (count = ceil_div(part->columns, PANEL)); p -= count)
+        column += (part++)->columns;
+    return {part, p, column + p * PANEL, std::min<int64_t>(PANEL, part->columns - p * PANEL)};
 }
 
 }  // namespace

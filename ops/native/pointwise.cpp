@@ -18,8 +18,11 @@ void embed_row(const T* row, int64_t width, float scale, float* y) {
 template <class T>
 void embed_rows(const int32_t* ids, int64_t rows, const T* table, int64_t width, float scale,
                 float* y) {
-#pragma omp parallel for schedule(static) num_threads(team(rows * width)) if (rows > 1)
-    for (int64_t r = 0; r < rows; r++) embed_row(table + ids[r] * width, width, scale, y + r * width);
+    in_team(rows * width, [&](Team& team) {
+        team.share(rows, [&](int64_t r) {
+            embed_row(table + ids[r] * width, width, scale, y + r * width);
+        });
+    });
 }
 
 float sum_of_squares(const float* x, int64_t width) {
@@ -66,21 +69,6 @@ void gate_row(const float* gate, const float* up, int64_t width, float* y) {
         store(left < LANES ? y_tail : y + i, act * u);
         if (left < LANES) std::copy_n(y_tail, left, y + i);
     }
-}
-
-template <bool SILU>
-void gate_rows(const float* gate_up, int64_t rows, int64_t width, float* y) {
-    // Each row is divided into parts, so that even one row keeps all threads busy.
-    constexpr int64_t PART = 512;
-    const int64_t parts = ceil_div(width, PART);
-#pragma omp parallel for collapse(2) schedule(static) num_threads(team(16 * rows * width)) \
-    if (rows * width > 4096)
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t p = 0; p < parts; p++) {
-            const float* gate = gate_up + 2 * r * width + p * PART;
-            gate_row<SILU>(gate, gate + width, std::min(PART, width - p * PART),
-                           y + r * width + p * PART);
-        }
 }
 
 // Rotates x [D] in place. angles: D / 2 cosines, then D / 2 sines.
@@ -151,42 +139,54 @@ EXPORT void embed(const int32_t* ids, int64_t rows, const void* table, int forma
         embed_rows(ids, rows, (const float*)table, width, scale, y);
 }
 
-// Semantics: with residual: residual += x, y = norm(residual); else y = norm(x).
-// Shape: x, residual (or null), y float32 [rows, width]; weight float32 [width].
-EXPORT void rms_norm(const float* x, float* residual, const float* weight, int64_t rows,
-                     int64_t width, float eps, float* y) {
-#pragma omp parallel for schedule(static) num_threads(team(rows * width)) if (rows > 1)
-    for (int64_t r = 0; r < rows; r++) {
+void rms_norm(Team& team, const float* x, float* residual, const float* weight, int64_t rows,
+              int64_t width, float eps, float* y) {
+    team.share(rows, [&](int64_t r) {
         const float* row = x + r * width;
         if (residual) {
             add(residual + r * width, row, width);
             row = residual + r * width;
         }
         normalise(row, weight, width, eps, y + r * width);
-    }
+    });
+}
+
+// Semantics: with residual: residual += x, y = norm(residual); else y = norm(x).
+// Shape: x, residual (or null), y float32 [rows, width]; weight float32 [width].
+EXPORT void rms_norm(const float* x, float* residual, const float* weight, int64_t rows,
+                     int64_t width, float eps, float* y) {
+    in_team(rows * width,
+            [&](Team& team) { rms_norm(team, x, residual, weight, rows, width, eps, y); });
+}
+
+void gated_activation(Team& team, const float* gate_up, int64_t rows, int64_t width, int silu,
+                      float* y) {
+    // Each row is divided into parts, so that even one row keeps all threads busy.
+    constexpr int64_t PART = 512;
+    const int64_t parts = ceil_div(width, PART);
+    team.share(rows * parts, [&](int64_t i) {
+        const int64_t row = i / parts, first = i % parts * PART;
+        const float* gate = gate_up + 2 * row * width + first;
+        const auto gate_part = silu ? gate_row<true> : gate_row<false>;
+        gate_part(gate, gate + width, std::min(PART, width - first), y + row * width + first);
+    });
 }
 
 // Semantics: y = act(gate) * up, where act is silu or the tanh form of gelu.
 // Shape: gate_up float32 [rows, 2 * width], gate first; y float32 [rows, width].
 EXPORT void gated_activation(const float* gate_up, int64_t rows, int64_t width, int silu, float* y) {
-    if (silu)
-        gate_rows<true>(gate_up, rows, width, y);
-    else
-        gate_rows<false>(gate_up, rows, width, y);
+    in_team(16 * rows * width,
+            [&](Team& team) { gated_activation(team, gate_up, rows, width, silu, y); });
 }
 
-// Semantics: norms q and k in place (if q_weight), rotates them (if rope), writes k and v to pages.
-// Shape: qkv float32 [rows, (H + 2G) * D]; rope float32 [*, D], q_weight, k_weight float32 [D] or null;
-// page, from byte `layer` on: K of all heads (see key_index), then V of all heads (see value_index).
-EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t num_kv, int64_t dim,
-                          const float* rope, const float* q_weight, const float* k_weight,
-                          float eps, const int32_t* token_seq, const int32_t* positions,
-                          const int64_t* block_tables, int64_t table_stride, char* arena,
-                          int64_t layer, int format) {
+void rope_write_kv(Team& team, float* qkv, int64_t rows, int64_t num_heads, int64_t num_kv,
+                   int64_t dim, const float* rope, const float* q_weight, const float* k_weight,
+                   float eps, const int32_t* token_seq, const int32_t* positions,
+                   const int64_t* block_tables, int64_t table_stride, char* arena, int64_t layer,
+                   int format) {
     const Heads heads{num_heads, num_kv, dim};
     const int64_t width = (num_heads + 2 * num_kv) * dim, half = num_kv * dim * PAGE;
-#pragma omp parallel for schedule(static) num_threads(team(4 * rows * width)) if (rows > 1)
-    for (int64_t r = 0; r < rows; r++) {
+    team.share(rows, [&](int64_t r) {
         const int64_t position = positions[r], slot = position % PAGE;
         char* page = arena + block_tables[token_seq[r] * table_stride + position / PAGE] + layer;
         const float* angles = rope ? rope + position * dim : nullptr;
@@ -197,5 +197,19 @@ EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t n
         else
             rope_row(row, angles, heads, q_weight, k_weight, eps, (float*)page,
                      (float*)page + half, slot);
-    }
+    });
+}
+
+// Semantics: norms q and k in place (if q_weight), rotates them (if rope), writes k and v to pages.
+// Shape: qkv float32 [rows, (H + 2G) * D]; rope float32 [*, D], q_weight, k_weight float32 [D] or null;
+// page, from byte `layer` on: K of all heads (see key_index), then V of all heads (see value_index).
+EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t num_kv, int64_t dim,
+                          const float* rope, const float* q_weight, const float* k_weight,
+                          float eps, const int32_t* token_seq, const int32_t* positions,
+                          const int64_t* block_tables, int64_t table_stride, char* arena,
+                          int64_t layer, int format) {
+    in_team(4 * rows * (num_heads + 2 * num_kv) * dim, [&](Team& team) {
+        rope_write_kv(team, qkv, rows, num_heads, num_kv, dim, rope, q_weight, k_weight, eps,
+                      token_seq, positions, block_tables, table_stride, arena, layer, format);
+    });
 }

@@ -1,4 +1,3 @@
-#include <omp.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -7,6 +6,11 @@
 int num_threads = 1;
 
 EXPORT void set_num_threads(int threads) { num_threads = threads; }
+
+Memory& kept_memory() {
+    static thread_local Memory memory;
+    return memory;
+}
 
 // Semantics: writes the system's ids of the calling thread and of its team's threads; 0 if unknown.
 // Shape: ids int32 [threads].

@@ -155,20 +155,16 @@ void attend(T& tiles, const Call& call, const Item& item, State* partials) {
 }
 
 template <class T>
-void run(const Call& call, const std::vector<Item>& items, State* partials, int threads) {
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        T tiles;
-#pragma omp for schedule(dynamic)
-        for (size_t i = 0; i < items.size(); i++) attend(tiles, call, items[i], partials);
-    }
+void run(Team& team, const Call& call, const std::vector<Item>& items, State* partials) {
+    T tiles;
+    team.share(items.size(), [&](int64_t i) { attend(tiles, call, items[i], partials); });
 }
 
 }  // namespace
 
-void attention::attend_on_tiles(const Call& call, const std::vector<Item>& items, State* partials,
-                                int threads) {
-    run<Tiles<PAIRS>>(call, items, partials, threads);
+void attention::attend_on_tiles(Team& team, const Call& call, const std::vector<Item>& items,
+                                State* partials) {
+    run<Tiles<PAIRS>>(team, call, items, partials);
 }
 
 #ifdef AMX
@@ -191,7 +187,7 @@ bool attentions_agree() {
                             pages, (const char*)arena.data(), heads, 1, dim, 0, 0.1f, 0.0f, nullptr};
             std::vector<Item> items;
             list_items(call, 2, TILE_ITEM_ROWS, items);
-            run(call, items, nullptr, 1);
+            in_team(0, [&](Team& team) { run(team, call, items, nullptr); });
         };
         compute(run<AmxTiles<PAIRS>>, out.data());
         compute(run<ScalarTiles<PAIRS>>, expected.data());

@@ -74,59 +74,39 @@ void panel(T& tiles, const uint32_t* x, int64_t rows, int64_t depth, W weight, c
     }
 }
 
-template <class T, class W>
-void multiply_part(const uint32_t* x, int64_t rows, int64_t depth, W weight, const float* bias,
-                   int64_t columns, float* y, int64_t y_stride) {
-    const int64_t panels = ceil_div(columns, PANEL), steps = ceil_div(depth, TILE_DEPTH);
-    const int threads = team(rows * depth * columns);
-    // If there are too few panels for the threads, the rows are divided, too.
-    const int64_t cuts = std::clamp<int64_t>(4 * threads / panels, 1, ceil_div(rows, ROWS));
-    const int64_t cut = ceil_div(ceil_div(rows, cuts), ROWS) * ROWS;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        T tiles;
-#pragma omp for collapse(2) schedule(static)
-        for (int64_t p = 0; p < panels; p++)
-            for (int64_t c = 0; c < cuts; c++) {
-                const int64_t row = c * cut, count = std::min(cut, rows - row);
-                if (count > 0)
-                    panel(tiles, x + row * steps * TILE, count, depth, panel_at(weight, p, depth),
-                          bias ? bias + p * PANEL : NO_BIAS, y + row * y_stride + p * PANEL,
-                          y_stride, std::min<int64_t>(PANEL, columns - p * PANEL));
-            }
-    }
-}
-
 template <class T>
-void multiply_parts(const float* x, int64_t rows, int64_t depth, const LinearPart* parts,
-                    int64_t num_parts, const float* bias, int64_t columns, float* y) {
-    static thread_local std::vector<uint32_t> rounded;
-    rounded.resize(tile_words(rows, depth));
-    uint32_t* tiles = rounded.data();
-#pragma omp parallel num_threads(team(rows * depth)) if (rows > 1)
-    to_tiles(x, rows, depth, (bf16*)tiles);
-    for (int64_t i = 0; i < num_parts; i++) {
-        const int64_t format = parts[i].format, width = parts[i].columns;
-        const auto run = [&](auto panels) {
-            multiply_part<T>((const uint32_t*)tiles, rows, depth, panels, bias, width, y, columns);
+void multiply_parts(Team& team, const float* x, int64_t rows, int64_t depth,
+                    const LinearPart* parts, int64_t num_parts, const float* bias, int64_t columns,
+                    float* y) {
+    const int64_t panels = count_panels(parts, num_parts), steps = ceil_div(depth, TILE_DEPTH);
+    const uint32_t* rounded = to_tiles(team, x, rows, depth);
+    // If there are too few panels for the threads, the rows are divided, too.
+    const int64_t cuts = std::clamp<int64_t>(4 * team.threads / panels, 1, ceil_div(rows, ROWS));
+    const int64_t cut = ceil_div(ceil_div(rows, cuts), ROWS) * ROWS;
+    T tiles;
+    team.share(panels * cuts, [&](int64_t i) {
+        const PanelOf at = find_panel(parts, i / cuts);
+        const int64_t row = i % cuts * cut, count = std::min(cut, rows - row), format = at.part->format;
+        if (count <= 0) return;
+        const auto run = [&](auto weight) {
+            panel(tiles, rounded + row * steps * TILE, count, depth,
+                  panel_at(weight, at.index, depth), bias ? bias + at.column : NO_BIAS,
+                  y + row * columns + at.column, columns, at.width);
         };
-        if (format == BF16)
-            run((const uint32_t*)parts[i].panels);
-        else
-            with_layout(format, [&](auto layout) {
-                run(Packed<decltype(layout)>{(const char*)parts[i].panels});
-            });
-        y += width;
-        if (bias) bias += width;
-    }
+        if (format == BF16) return run((const uint32_t*)at.part->panels);
+        with_layout(format, [&](auto layout) {
+            run(Packed<decltype(layout)>{(const char*)at.part->panels});
+        });
+    });
 }
 
 }  // namespace
 
 // Semantics: linear() on tiles, for weights that are bfloat16 or quantised.
-void linear_on_tiles(const float* x, int64_t rows, int64_t depth, const LinearPart* parts,
-                     int64_t num_parts, const float* bias, int64_t columns, float* y) {
-    multiply_parts<Tiles<TILE>>(x, rows, depth, parts, num_parts, bias, columns, y);
+void linear_on_tiles(Team& team, const float* x, int64_t rows, int64_t depth,
+                     const LinearPart* parts, int64_t num_parts, const float* bias,
+                     int64_t columns, float* y) {
+    multiply_parts<Tiles<TILE>>(team, x, rows, depth, parts, num_parts, bias, columns, y);
 }
 
 #ifdef AMX
@@ -140,9 +120,12 @@ bool linears_agree() {
             various_bf16(weight);
             const LinearPart part{weight.data(), BF16, columns};
             std::vector<float> y(rows * columns), expected(rows * columns);
-            multiply_parts<AmxTiles<TILE>>(x.data(), rows, depth, &part, 1, bias.data(), columns, y.data());
-            multiply_parts<ScalarTiles<TILE>>(x.data(), rows, depth, &part, 1, bias.data(), columns,
-                                        expected.data());
+            in_team(0, [&](Team& team) {
+                multiply_parts<AmxTiles<TILE>>(team, x.data(), rows, depth, &part, 1, bias.data(),
+                                               columns, y.data());
+                multiply_parts<ScalarTiles<TILE>>(team, x.data(), rows, depth, &part, 1, bias.data(),
+                                                  columns, expected.data());
+            });
             if (std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)) != 0) return false;
         }
     return true;

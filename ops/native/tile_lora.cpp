@@ -188,56 +188,44 @@ void expand(T& tiles, const Item& item, float* y, int64_t stride) {
 }
 
 template <class T>
-void add(std::vector<Part>& parts, const float* x, int64_t depth, float* y, int64_t stride) {
-    static thread_local std::vector<uint32_t> rounded, hidden;
+void add(Team& team, std::vector<Part>& parts, const float* x, int64_t depth, float* y,
+         int64_t stride) {
     static thread_local std::vector<Item> shrinks, expands;
-    int64_t size = 0, work = 0, rows = 0;
+    int64_t size = 0, rows = 0;
     for (const Part& part : parts) {
         size += tile_words(part.rows, part.rank);
-        work += part.rows * part.rank * depth;
         rows = std::max(rows, part.first + part.rows);
     }
-    hidden.resize(size);
-    uint32_t* free_hidden = hidden.data();
+    uint32_t* free_hidden = team.buffer<uint32_t>(HIDDEN, size);
     for (Part& part : parts) {
         part.hidden = (float*)free_hidden;
         free_hidden += tile_words(part.rows, part.rank);
     }
-    rounded.resize(tile_words(rows, depth));
-    uint32_t* tiles_of_x = rounded.data();
-    const int threads = team(work);
+    const uint32_t* rounded = to_tiles(team, x, rows, depth);
     list_whole_items(parts, ROW_BLOCK, shrinks);
     // If there are enough items, a thread runs shrink and expand of an item without waiting for others.
-    const bool are_whole = (int64_t)shrinks.size() >= ITEMS_A_THREAD * threads;
+    const bool are_whole = (int64_t)shrinks.size() >= ITEMS_A_THREAD * team.threads;
     if (!are_whole) {
         list_items(parts, &Part::rank, ROW_BLOCK, [](const Part&) { return WIDTH; }, shrinks);
         list_items(parts, &Part::width, ROW_BLOCK, [](const Part&) { return COLUMN_BLOCK; },
                    expands);
     }
-    std::vector<Item>&first = shrinks, &second = expands;  // the calling thread's, for all threads
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        T tiles;
-        to_tiles(x, rows, depth, (bf16*)tiles_of_x);
-#pragma omp for schedule(dynamic)
-        for (size_t i = 0; i < first.size(); i++) {
-            Item item = first[i];
-            shrink(tiles, item, tiles_of_x, depth);
-            item.end = item.part->width;
-            if (are_whole) expand(tiles, item, y, stride);
-        }
-        if (!are_whole) {
-#pragma omp for schedule(dynamic)
-            for (size_t i = 0; i < second.size(); i++) expand(tiles, second[i], y, stride);
-        }
-    }
+    T tiles;
+    team.share(shrinks.size(), [&](int64_t i) {
+        Item item = shrinks[i];
+        shrink(tiles, item, rounded, depth);
+        item.end = item.part->width;
+        if (are_whole) expand(tiles, item, y, stride);
+    });
+    if (!are_whole)
+        team.share(expands.size(), [&](int64_t i) { expand(tiles, expands[i], y, stride); });
 }
 
 }  // namespace
 
-void lora::add_lora_on_tiles(std::vector<Part>& parts, const float* x, int64_t depth, float* y,
-                             int64_t stride) {
-    add<Tiles<TILE>>(parts, x, depth, y, stride);
+void lora::add_lora_on_tiles(Team& team, std::vector<Part>& parts, const float* x, int64_t depth,
+                             float* y, int64_t stride) {
+    add<Tiles<TILE>>(team, parts, x, depth, y, stride);
 }
 
 #ifdef AMX
@@ -251,8 +239,10 @@ bool loras_agree() {
             std::vector<float> y = various_floats(all * width), expected = y;
             std::vector<Part> parts{{first, rows, rank, width, 0, (const char*)a.data(),
                                      (const char*)b.data(), nullptr}};
-            add<AmxTiles<TILE>>(parts, x.data(), depth, y.data(), width);
-            add<ScalarTiles<TILE>>(parts, x.data(), depth, expected.data(), width);
+            in_team(0, [&](Team& team) {
+                add<AmxTiles<TILE>>(team, parts, x.data(), depth, y.data(), width);
+                add<ScalarTiles<TILE>>(team, parts, x.data(), depth, expected.data(), width);
+            });
             if (std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)) != 0) return false;
         }
     return true;

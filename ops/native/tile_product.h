@@ -13,25 +13,26 @@ namespace {
 constexpr int TILE_WORDS = TILE * TILE;
 constexpr int TILE_ROW_BYTES = 4 * TILE;
 
-// Rounds x [rows, depth] to bfloat16, as tiles [rows / TILE][depth / TILE_DEPTH][TILE][TILE_DEPTH].
-// Sets elements beyond `depth` to zero, and does not write rows beyond `rows`. Called by each thread
-// of a team.
-inline void to_tiles(const float* x, int64_t rows, int64_t depth, bf16* out) {
+// Number of words in the tiles that to_tiles returns.
+inline int64_t tile_words(int64_t rows, int64_t depth) {
+    return ceil_div(rows, TILE) * ceil_div(depth, TILE_DEPTH) * TILE_WORDS;
+}
+
+// Returns x [rows, depth], rounded to bfloat16, as tiles [rows / TILE][depth / TILE_DEPTH][TILE]
+// [TILE_DEPTH]. Elements beyond `depth` are zero, and rows beyond `rows` are undefined.
+inline const uint32_t* to_tiles(Team& team, const float* x, int64_t rows, int64_t depth) {
     const int64_t steps = ceil_div(depth, TILE_DEPTH);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++)
+    uint32_t* words = team.buffer<uint32_t>(INPUT, tile_words(rows, depth));
+    team.share(rows, [&](int64_t r) {
         for (int64_t s = 0; s < steps; s++) {
             const int64_t tile = r / TILE * steps + s, k = s * TILE_DEPTH;
-            bf16* row = out + (tile * TILE + r % TILE) * TILE_DEPTH;
+            bf16* row = (bf16*)words + (tile * TILE + r % TILE) * TILE_DEPTH;
             const int64_t count = std::min<int64_t>(TILE_DEPTH, depth - k);
             for (int64_t i = 0; i < count; i++) narrow(x[r * depth + k + i], row + i);
             std::fill(row + count, row + TILE_DEPTH, bf16{});
         }
-}
-
-// Number of words in the tiles that to_tiles writes.
-inline int64_t tile_words(int64_t rows, int64_t depth) {
-    return ceil_div(rows, TILE) * ceil_div(depth, TILE_DEPTH) * TILE_WORDS;
+    });
+    return words;
 }
 
 // Location of sums. bytes: distance of two rows in bytes; 0 if all rows have the same sums (a bias).
