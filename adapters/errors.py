@@ -1,4 +1,4 @@
-"""Errors for refused adapters, and for adapters that cannot be served at the moment. Torch-free."""
+"""Error for refused adapters. Torch-free."""
 
 from __future__ import annotations
 
@@ -29,15 +29,6 @@ class AdapterRejected(Exception):
         """Returns the error as a JSON object, for responses to uploads and for the database."""
         names = ("code", "field", "got", "allowed", "hint")
         return {name: getattr(self, name) for name in names}
-
-
-class AdapterUnavailable(Exception):
-    """Failure to load an adapter version, for example because it is missing, corrupt or too
-    large."""
-
-    def __init__(self, code: str, message: str) -> None:
-        self.code = code
-        super().__init__(message)
 
 
 def _shorten(value: Any, limit: int = 200) -> Any:

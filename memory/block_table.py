@@ -69,15 +69,11 @@ class BlockTable:
         pages = range(min(end - 1, num_pages))
         return bisect_left(pages, True, lo=end // 2, key=lambda index: key(index) not in cache)
 
-    def match_prefix(self, keys: Sequence[bytes], max_tokens: int) -> int:
-        """Adds the longest cached prefix of whole pages. Returns the prefix's number of tokens.
-
-        keys: keys of the sequence's full pages, in order. max_tokens: maximum number of tokens to
-        match. Pass the sequence's length - 1, because the last token must be computed to get its
-        logits. The table must be empty.
-        """
+    def match_prefix(self, keys: Sequence[bytes]) -> int:
+        """Adds the longest cached prefix of the pages with these keys, which are those of the
+        sequence's first full pages. Returns its number of tokens. The table must be empty."""
         assert not self.pages, "match_prefix on a table that has pages"
-        self.pages = self._kv.prefix_cache.match(keys[: max(max_tokens, 0) // PAGE_TOKENS])
+        self.pages = self._kv.prefix_cache.match(keys)
         self._count(bool(self.pages))
         self.num_committed = len(self.pages)
         return len(self.pages) * PAGE_TOKENS

@@ -1,10 +1,5 @@
-"""Errors of the memory package.
-
-    AssertionError
-        IntegrityError    inconsistent accounting: a bug in this package, never a bad request
-
-Running out of memory is not an error: the allocating methods return None or False.
-"""
+"""Errors of the memory package, all of which are bugs. If memory is short, the allocating methods
+return None or False."""
 
 from __future__ import annotations
 

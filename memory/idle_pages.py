@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from memory.errors import require
 from memory.page_key import PAGE_TOKENS
 from memory.pages import PagePool
-from memory.reuse import Reuse
+from memory.reuse import RecentRatio, Reuse
 
 SECONDS_PER_TOKEN = 1e-3
 """Assumed seconds to prefill one token, until a prefill has been measured."""
-MEMORY = 0.9
-"""Factor by which each prefill measurement multiplies the sums of the earlier measurements."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,19 +66,13 @@ class IdlePages:
         self._in_extent: defaultdict[int, dict[CachedPage, None]] = defaultdict(dict)
         self._uses: defaultdict[int, Reuse] = defaultdict(Reuse)
         """Sum of the counts `CachedPage.uses` of the idle pages of each extent."""
-        self._prefill = (float(PAGE_TOKENS), PAGE_TOKENS * SECONDS_PER_TOKEN)
-        """Decaying sums of the tokens and of the seconds of prefills."""
+        self.token_s = RecentRatio(PAGE_TOKENS * SECONDS_PER_TOKEN, PAGE_TOKENS)
+        """Seconds per token of recent prefills, which the scheduler measures."""
 
     @property
     def page_cost_s(self) -> float:
         """Estimated seconds to compute a page again, based on recent prefills."""
-        num_tokens, seconds = self._prefill
-        return PAGE_TOKENS * seconds / num_tokens
-
-    def record_prefill(self, num_tokens: int, seconds: float) -> None:
-        """Records how long the prefill of `num_tokens` tokens took."""
-        old_tokens, old_seconds = self._prefill
-        self._prefill = MEMORY * old_tokens + num_tokens, MEMORY * old_seconds + seconds
+        return PAGE_TOKENS * self.token_s.value
 
     def loss_s(self, page: CachedPage) -> float:
         """Returns the cost of evicting the page: seconds to compute it, times expected reuse."""

@@ -174,11 +174,6 @@ class PrefixCache:
         require(used == len(holders), f"{used} pages are used, {len(holders)} have a holder")
 
 
-class Changes(NamedTuple):
-    added: list[bytes]
-    removed: list[bytes]
-
-
 class Journal:
     """Keys that were added to or removed from a set since the last call of `take`. An addition and
     a removal of one key cancel out. If more than `MAX_CHANGES` keys remain, all are dropped."""
@@ -197,13 +192,12 @@ class Journal:
             self._is_added.clear()
             self._is_lost = True
 
-    def take(self) -> Changes | None:
-        """Returns the changes since the last call, or None if they were dropped."""
+    def take(self) -> tuple[list[bytes], list[bytes]] | None:
+        """Returns the added and the removed keys since the last call. Returns None if they were
+        dropped."""
         is_added, self._is_added = self._is_added, {}
         if self._is_lost:
             self._is_lost = False
             return None
-        return Changes(
-            [key for key, added in is_added.items() if added],
-            [key for key, added in is_added.items() if not added],
-        )
+        removed = [key for key, added in is_added.items() if not added]
+        return [key for key, added in is_added.items() if added], removed

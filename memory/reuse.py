@@ -1,4 +1,4 @@
-"""Recent use of KV pages and adapters, from which their expected reuse is estimated."""
+"""Recent uses of KV pages and adapters, and recent times, from which future ones are estimated."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 HALF_LIFE_S = 60.0
 """Seconds after which a use counts half."""
+RECENT = 0.9
+"""Factor by which each new term of a `RecentRatio` reduces the weight of earlier terms."""
 MAX_KEYS = 1 << 16
 """Maximum number of keys in a `ReuseByKey`. When it is full, it forgets the one that was asked for
 longest ago."""
@@ -51,3 +53,20 @@ class ReuseByKey:
     def expected(self, key: str) -> float:
         reuse = self._reuse.get(key)
         return 0.0 if reuse is None else reuse.expected(self._clock())
+
+
+class RecentRatio:
+    """Ratio of two recent sums, for example of seconds and of bytes. Each new term reduces the
+    weight of earlier terms, which begin with `over` and `under`, by `RECENT`."""
+
+    def __init__(self, over: float = 0.0, under: float = 0.0) -> None:
+        self._over, self._under = over, under
+
+    def add(self, over: float, under: float) -> None:
+        self._over = RECENT * self._over + over
+        self._under = RECENT * self._under + under
+
+    @property
+    def value(self) -> float:
+        """Current ratio; 0 before the first term."""
+        return self._over / self._under if self._under > 0.0 else 0.0

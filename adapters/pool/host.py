@@ -8,8 +8,8 @@ from collections.abc import Callable
 from adapters.pool.packed_image import AdapterImage
 from adapters.pool.tiers import AdapterEntry
 from memory.accounts import Accounts, Ask, Holdings
+from memory.bounded_items import BoundedItems
 from memory.errors import require
-from memory.lru import Lru
 
 SHADOW = 0.1
 """Factor on the value of a host image while the adapter is also on the device. The image then only
@@ -21,7 +21,7 @@ class HostTier:
 
     def __init__(self, max_bytes: int, accounts: Accounts, *, clock: Callable[[], float]) -> None:
         self._accounts = accounts
-        self.images = Lru[AdapterEntry](max_bytes, lambda entry: _loss_s(entry, clock()))
+        self.images = BoundedItems[AdapterEntry](max_bytes, lambda entry: _loss_s(entry, clock()))
 
     def put(self, entry: AdapterEntry, image: AdapterImage) -> None:
         """Stores the image, replacing the entry's previous one. There must be room."""

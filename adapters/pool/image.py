@@ -25,7 +25,7 @@ import numpy as np
 from adapters.format.validator import aligned
 from adapters.pool.load_cost import LoadCost
 from adapters.pool.packed_image import AdapterImage, ImageTables
-from memory.lru import Lru
+from memory.bounded_items import BoundedItems
 from ops.commands import TableRows
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class ImageCache:
             with suppress(FileNotFoundError):
                 files.append((path.stat(), path))
         files.sort(key=lambda item: item[0].st_mtime)
-        self._images = Lru[tuple[str, str]](
+        self._images = BoundedItems[tuple[str, str]](
             max_bytes,
             lambda key: LoadCost().build_s(self._images.size(key)) * expected_reuse(key[1]),
         )

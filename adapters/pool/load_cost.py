@@ -4,6 +4,7 @@ time of the loads that undo the eviction, and a load is charged to its tenant.""
 from __future__ import annotations
 
 from adapters.pool.source import AdapterTier
+from memory.reuse import RecentRatio
 
 OVERHEAD_S = 1e-3
 """Seconds of a load that do not depend on the adapter's size."""
@@ -11,8 +12,6 @@ BYTES_PER_S: dict[AdapterTier, float] = {"host": 2.5e9, "disk": 2e9, "store": 1.
 """Speeds of loads by the tier that is read, until loads have been measured (one CPU core)."""
 FIRST_BYTES = 1 << 16
 """Bytes of a load with the speed in `BYTES_PER_S` that counts as measured at the start."""
-MEMORY = 0.9
-"""Factor by which each measurement multiplies the sums of the earlier measurements."""
 
 
 class LoadCost:
@@ -20,16 +19,15 @@ class LoadCost:
     bytes takes no time."""
 
     def __init__(self) -> None:
-        self._sums: dict[AdapterTier, tuple[float, float]] = {
-            tier: (FIRST_BYTES, FIRST_BYTES / speed) for tier, speed in BYTES_PER_S.items()
+        self._byte_s = {
+            tier: RecentRatio(FIRST_BYTES / speed, FIRST_BYTES)
+            for tier, speed in BYTES_PER_S.items()
         }
-        """Decaying sums of bytes and of seconds by the tier that is read."""
+        """Seconds per byte by the tier that is read."""
 
     def record(self, tier: AdapterTier, num_bytes: int, seconds: float) -> None:
         """Records how long a load from the tier took, without its time in the queue."""
-        old_bytes, old_s = self._sums[tier]
-        new_s = MEMORY * old_s + max(seconds - OVERHEAD_S, 0.0)
-        self._sums[tier] = MEMORY * old_bytes + num_bytes, new_s
+        self._byte_s[tier].add(max(seconds - OVERHEAD_S, 0.0), num_bytes)
 
     def copy_s(self, num_bytes: int) -> float:
         """Returns the seconds to copy an image from host to device."""
@@ -44,5 +42,4 @@ class LoadCost:
         return self._seconds("store", num_bytes)
 
     def _seconds(self, tier: AdapterTier, num_bytes: int) -> float:
-        sum_bytes, sum_s = self._sums[tier]
-        return OVERHEAD_S + num_bytes * sum_s / sum_bytes if num_bytes else 0.0
+        return OVERHEAD_S + num_bytes * self._byte_s[tier].value if num_bytes else 0.0

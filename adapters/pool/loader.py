@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from adapters.errors import AdapterRejected, AdapterUnavailable
+from adapters.errors import AdapterRejected
 from adapters.format.signature import is_signed
 from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import BaseModelShape
@@ -19,7 +19,7 @@ from adapters.pool.host_slab import HostSlab
 from adapters.pool.image import ImageCache
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.packed_image import AdapterImage
-from adapters.pool.source import Signed
+from adapters.pool.source import AdapterUnavailable, Signed
 from adapters.store.folder import DIGEST, NotInStore, Store, StoreUnavailable
 from ops.base import Ops
 

@@ -11,12 +11,11 @@ from functools import partial
 from threading import Lock
 from typing import Protocol
 
-from adapters.errors import AdapterUnavailable
 from adapters.pool.device import DeviceTier
 from adapters.pool.host import HostTier
 from adapters.pool.load_cost import LoadCost
 from adapters.pool.packed_image import AdapterImage
-from adapters.pool.source import AdapterTier, Signed
+from adapters.pool.source import AdapterTier, AdapterUnavailable, Signed
 from adapters.pool.tiers import AdapterEntry
 from memory.errors import require
 from memory.eviction.copy_queue import Copy, CopyQueue

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from adapters.errors import AdapterUnavailable
 from adapters.pool.loads import Loads
 from adapters.pool.source import (
     AdapterLease,
     AdapterRef,
     AdapterTurn,
+    AdapterUnavailable,
     AdapterUse,
     Loading,
     NoRoom,
 )
-from adapters.pool.tiers import AWAITED_POLLS, AdapterEntry
+from adapters.pool.tiers import AWAITED_STEPS, AdapterEntry
 from adapters.pool.turns import AdapterTurns
 from memory.accounts import FIRST_TURN, LAST_TURN, NO_TENANT, Tenant, Turn
 from memory.errors import require
@@ -54,10 +54,6 @@ class AdapterPool:
         self._turns = AdapterTurns(self.missing_bytes, self._may_displace)
 
     @property
-    def lacks_pages(self) -> bool:
-        return self._turns.lacks_pages
-
-    @property
     def is_busy(self) -> bool:
         return self.loads.num_open > 0 or any(entry.leases for entry in self.entries.values())
 
@@ -76,12 +72,9 @@ class AdapterPool:
         self._turns.forget(ref.digest)
         entry = self.entries.get(ref.digest)
         if entry is not None and not entry.is_kept:
-            entry.awaited_polls = 0
+            entry.awaited_steps = 0
             self.loads.cancel(entry)
             entry.forget()
-
-    def begin_turns(self, in_use: Iterable[AdapterUse]) -> None:
-        self._turns.begin(self._clock(), in_use)
 
     def acquire(
         self, ref: AdapterRef, turn: AdapterTurn | None = None
@@ -104,7 +97,7 @@ class AdapterPool:
             message = f"the image of {ref.digest} is {entry.checksum}, not {ref.checksum}"
             raise AdapterUnavailable("adapter.image.mismatch", message)
         if entry.slot is not None and entry.is_ready and not entry.is_wrong:
-            entry.awaited_polls = 0
+            entry.awaited_steps = 0
             entry.turns.clear()
             entry.leases += 1
             num_loaded, entry.num_unpaid_bytes = entry.num_unpaid_bytes, 0
@@ -119,7 +112,7 @@ class AdapterPool:
         return Loading()
 
     def _load(self, entry: AdapterEntry, tenant: Tenant, place: Turn) -> None:
-        entry.awaited_polls = AWAITED_POLLS
+        entry.awaited_steps = AWAITED_STEPS
         entry.turns[tenant.name] = place
         self.awaited[entry] = None
         self.loads.advance(entry)
@@ -151,8 +144,8 @@ class AdapterPool:
         return True
 
     def keep(self, refs: Iterable[AdapterRef]) -> None:
-        """Makes `refs` the adapters to pin on the device. `poll` loads and pins them, up to half of
-        the pool's share of adapter memory and half of the pool's slots."""
+        """Makes `refs` the adapters to pin on the device. `begin_step` loads and pins them, up to
+        half of the pool's share of adapter memory and half of the pool's slots."""
         wanted = {ref.digest: ref for ref in refs}
         for digest in self._pins.keys() - wanted.keys():
             entry = self._pins.pop(digest)
@@ -162,13 +155,14 @@ class AdapterPool:
             self._pins[digest] = self._entry(ref)
             self._pins[digest].is_kept = True
 
-    def poll(self) -> None:
-        """Allows failed loads to be retried after `RETRY_S`, and loads pinned adapters."""
+    def begin_step(self, in_use: Iterable[AdapterUse]) -> bool:
+        """Implements `AdapterSource.begin_step`. Allows failed loads to be retried after `RETRY_S`,
+        and loads pinned adapters."""
         self.device.poll()
         for entry in self.loads.failures.due():
             entry.forget()
         for entry in list(self.awaited):
-            entry.awaited_polls = max(entry.awaited_polls - 1, 0)
+            entry.awaited_steps = max(entry.awaited_steps - 1, 0)
             if not entry.is_awaited:
                 del self.awaited[entry]
                 entry.forget()
@@ -181,6 +175,8 @@ class AdapterPool:
                 self.loads.advance(entry)
             elif not size:
                 self.loads.fetch(entry)
+        self._turns.begin(self._clock(), in_use)
+        return not self._turns.lacks_pages
 
     def leave_device(self) -> None:
         """Evicts all adapters from the device, because their base model is unloaded. Host images
@@ -198,7 +194,7 @@ class AdapterPool:
         with self.loads.lock:
             self.keep(())
             for entry in list(self.entries.values()):
-                entry.awaited_polls = 0
+                entry.awaited_steps = 0
                 self.loads.cancel(entry)
         self.loads.close()
         with self.loads.lock:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from adapters.errors import AdapterUnavailable
 from memory.accounts import NO_TENANT, Tenant
 
 AdapterTier = Literal["store", "disk", "host", "device", "loading"]
@@ -175,6 +174,15 @@ class NoRoom:
     """Bytes that the adapter needs on the device; 0 if it needs room on the host first."""
 
 
+class AdapterUnavailable(Exception):
+    """Failure to load an adapter version, for example because it is missing, corrupt or too
+    large."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
 class AdapterSource(Protocol):
     """Source of leases on the adapters of one base model. It decides whose adapter is loaded next.
     Methods are called with the memory lock held, and never wait for a load."""
@@ -184,19 +192,10 @@ class AdapterSource(Protocol):
         """Whether any adapter is loading or leased."""
         ...
 
-    @property
-    def lacks_pages(self) -> bool:
-        """Whether no sequence without an adapter may start, because running sequences must free
-        pages for an adapter."""
-        ...
-
-    def poll(self) -> None:
-        """Called at the start of each step, for work that depends on time."""
-        ...
-
-    def begin_turns(self, in_use: Iterable[AdapterUse]) -> None:
-        """Called before the first `acquire` of a step. in_use: sequences that run, or that a step
-        in flight computes."""
+    def begin_step(self, in_use: Iterable[AdapterUse]) -> bool:
+        """Called at the start of each step. Returns whether sequences without an adapter may start.
+        They may not while running sequences must free pages for an adapter. in_use: sequences that
+        run, or that a step in flight computes."""
         ...
 
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
@@ -240,8 +239,6 @@ class FixedSlot:
 class FixedAdapters:
     """Simplest `AdapterSource`, in which all adapters are permanently on the device."""
 
-    lacks_pages = False
-
     def __init__(self, max_ranks: Mapping[str, int]) -> None:
         """max_ranks: largest rank of each adapter by digest, in the order of their slots."""
         self._slots = {
@@ -252,11 +249,8 @@ class FixedAdapters:
     def is_busy(self) -> bool:
         return any(slot.leases for slot in self._slots.values())
 
-    def poll(self) -> None:
-        pass
-
-    def begin_turns(self, in_use: Iterable[AdapterUse]) -> None:
-        pass
+    def begin_step(self, in_use: Iterable[AdapterUse]) -> bool:
+        return True
 
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
         pass

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from adapters.errors import AdapterUnavailable
 from adapters.pool.load_cost import LoadCost
 from adapters.pool.packed_image import AdapterImage
-from adapters.pool.source import AdapterTier, LoadTimes, Signed
+from adapters.pool.source import AdapterTier, AdapterUnavailable, LoadTimes, Signed
 from memory.accounts import NO_TENANT, Turn
 from memory.eviction.adapter_memory import Placement
 from memory.eviction.copy_queue import Copy
 from memory.reuse import Reuse
 
-AWAITED_POLLS = 2
-"""Number of calls of `AdapterPool.poll` after which a requested adapter no longer counts as
-awaited. Each step polls once, and then waiting callers request their adapters again."""
+AWAITED_STEPS = 2
+"""Number of calls of `AdapterPool.begin_step` after which a requested adapter no longer counts as
+awaited. Waiting callers request their adapters again in each step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,8 +60,8 @@ class AdapterEntry:
     is_kept: bool = False
     """Whether the adapter is to be pinned. `is_pinned` is set while there is room to pin it."""
     is_pinned: bool = False
-    awaited_polls: int = 0
-    """Further calls of the pool's `poll` for which the adapter is awaited (see `AWAITED_POLLS`)."""
+    awaited_steps: int = 0
+    """Further calls of `begin_step` for which the adapter is awaited (see `AWAITED_STEPS`)."""
 
     @property
     def is_ready(self) -> bool:
@@ -77,7 +76,7 @@ class AdapterEntry:
     @property
     def is_awaited(self) -> bool:
         """Whether a caller waits for the adapter to be on the device."""
-        return self.awaited_polls > 0
+        return self.awaited_steps > 0
 
     @property
     def is_wrong(self) -> bool:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from adapters.errors import AdapterUnavailable
 from adapters.format.validator import AdapterFiles
 from adapters.pool.device import DeviceTier
 from adapters.pool.host import HostTier
@@ -19,7 +18,7 @@ from adapters.pool.loader import AdapterLoader, LoaderThreads
 from adapters.pool.loads import Loads
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.pool import AdapterPool
-from adapters.pool.source import AdapterLease, AdapterTier, AdapterTurn
+from adapters.pool.source import AdapterLease, AdapterTier, AdapterTurn, AdapterUnavailable
 from adapters.store.folder import LocalStore
 from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
@@ -201,7 +200,7 @@ class PoolSetup:
         tokens = [word] * (num_pages * PAGE_TOKENS)
         keys = page_keys(PageHasher(model="m", domain="d"), tokens)
         table = BlockTable(self.kv)
-        table.match_prefix(keys, len(tokens) - 1)
+        table.match_prefix(keys[: (len(tokens) - 1) // PAGE_TOKENS])
         has_room = table.grow(len(tokens))
         if has_room:
             table.commit(keys)
@@ -220,11 +219,7 @@ class PoolSetup:
         """Lets everything that is loading finish, and the pool see it."""
         for _ in range(4):
             self.executor.drain()
-            self._begin_step()
-
-    def _begin_step(self) -> None:
-        self.pool.poll()
-        self.pool.begin_turns(())
+            self.pool.begin_step(())
 
     def lease(self, ref: Ref, tenant: Tenant = NO_TENANT) -> AdapterLease | None:
         """A lease, if the adapter is on the device."""
@@ -244,9 +239,9 @@ class PoolSetup:
 
     def settle_step(self) -> None:
         self.executor.drain()
-        self._begin_step()
+        self.pool.begin_step(())
         self.executor.drain()
-        self._begin_step()
+        self.pool.begin_step(())
 
     def tier(self, index: int) -> str | None:
         digest = self.refs[index].digest

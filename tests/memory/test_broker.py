@@ -34,7 +34,7 @@ class Setup:
             )
             for name in ("kv", "other")
         )
-        self.kv.idle.record_prefill(10**9, 1e9)
+        self.kv.idle.token_s.add(1e9, 10**9)
 
     def load(self, cost_s: float, num_units: int = 1) -> Placement | None:
         """An idle adapter of that cost."""
@@ -247,5 +247,5 @@ def test_the_cost_of_a_page_follows_what_prefill_takes() -> None:
     setup = Setup(1)
     assert setup.kv.idle.page_cost_s == pytest.approx(PAGE_TOKENS, rel=1e-6)
     for _ in range(300):
-        setup.kv.idle.record_prefill(512, 512e-3)
+        setup.kv.idle.token_s.add(512e-3, 512)
     assert setup.kv.idle.page_cost_s == pytest.approx(PAGE_TOKENS * 1e-3, rel=0.1)

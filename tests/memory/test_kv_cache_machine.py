@@ -106,7 +106,7 @@ class SharedArena(RuleBasedStateMachine):
         model = OWNERS[owner][0]
         sequence = _Sequence(self.caches[model], owner, list(tokens))
         HASHERS[owner].extend(sequence.keys, tokens, len(tokens) // PAGE_TOKENS)
-        num_cached = sequence.table.match_prefix(sequence.keys, len(tokens) - 1)
+        num_cached = sequence.table.match_prefix(sequence.keys[: (len(tokens) - 1) // PAGE_TOKENS])
         assert num_cached % PAGE_TOKENS == 0 and num_cached < len(tokens)
         for index, page in enumerate(sequence.table.pages):
             assert self.written[model, page] == sequence.content(index)

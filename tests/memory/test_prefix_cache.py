@@ -30,7 +30,7 @@ def keys_of(*words: int) -> list[bytes]:
 def compute(kv: KVCache, keys: list[bytes], tenant: Tenant = NO_TENANT) -> BlockTable:
     """A sequence that has all these pages computed and shared."""
     table = BlockTable(kv, tenant)
-    table.match_prefix(keys, len(keys) * PAGE_TOKENS)
+    table.match_prefix(keys)
     assert table.grow(len(keys) * PAGE_TOKENS)
     table.commit(keys)
     return table
@@ -50,10 +50,10 @@ def test_a_finished_sequence_is_reused_up_to_the_allowed_tokens() -> None:
     first.free()
     assert (kv.idle.num_pages, kv.num_free, kv.num_total) == (3, 16, 16)
     table = BlockTable(kv)
-    assert table.match_prefix(keys, 3 * PAGE_TOKENS - 1) == 2 * PAGE_TOKENS
+    assert table.match_prefix(keys[:2]) == 2 * PAGE_TOKENS
     assert table.pages == pages[:2] and kv.idle.num_pages == 1
     table.free()
-    assert table.match_prefix(keys_of(1, 9, 3), 3 * PAGE_TOKENS) == PAGE_TOKENS
+    assert table.match_prefix(keys_of(1, 9, 3)) == PAGE_TOKENS
     table.free()
     kv.check_integrity(held=())
 
@@ -80,7 +80,7 @@ def compute_with(kv: KVCache, image: Image, *words: int) -> BlockTable:
     keys = page_keys(hasher, [word for word in words for _ in range(PAGE_TOKENS)])
     table = BlockTable(kv)
     table.use_image(image)
-    table.match_prefix(keys, len(keys) * PAGE_TOKENS)
+    table.match_prefix(keys)
     assert table.grow(len(keys) * PAGE_TOKENS)
     table.commit(keys[:1])
     table.commit(keys)
@@ -102,7 +102,7 @@ def test_pages_of_a_replaced_image_leave_and_no_others(first_page: int) -> None:
     assert len(list(kv.prefix_cache.keys)) == num_before
     table.use_image(right)
     changes = kv.prefix_cache.journal.take()
-    assert changes is not None and len(changes.removed) == 3 - first_page
+    assert changes is not None and len(changes[1]) == 3 - first_page
     assert len(list(kv.prefix_cache.keys)) == num_before - (3 - first_page)
     kv.check_integrity(held=used.held_pages)
     used.free()
@@ -200,7 +200,7 @@ def test_draining_an_extent_evicts_the_pages_after_it_too() -> None:
     now = 0.0
     arena = Arena(3 * UNIT_BYTES, UNIT_BYTES, clock=lambda: now)
     kv = KVCache(arena, "m", UNIT_BYTES // 4, clock=lambda: now)
-    kv.idle.record_prefill(10**9, 1e9)
+    kv.idle.token_s.add(1e9, 10**9)
     acme, globex = Tenant("acme", 1), Tenant("globex", 1)
     compute(kv, keys_of(1, 2, 3), acme).free()
     compute(kv, keys_of(1, 2, 3, 4, 5, 6), globex).free()
@@ -225,7 +225,7 @@ def test_a_match_that_is_given_back_at_once_is_no_use() -> None:
     cost_s = kv.idle.drainable()[0]
     table = BlockTable(kv)
     for _ in range(100):
-        assert table.match_prefix(keys_of(1, 2), 32)
+        assert table.match_prefix(keys_of(1, 2))
         table.free()
     assert kv.idle.drainable()[0] == pytest.approx(cost_s, rel=1e-3)
 

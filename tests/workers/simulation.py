@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from adapters.errors import AdapterUnavailable
 from adapters.pool.load_cost import LoadCost
 from adapters.pool.loads import LoadCount
 from adapters.pool.source import (
@@ -14,6 +13,7 @@ from adapters.pool.source import (
     AdapterLoad,
     AdapterRef,
     AdapterTurn,
+    AdapterUnavailable,
     AdapterUse,
     Loading,
     LoadTimes,
@@ -98,10 +98,6 @@ class StubPool:
         self.turns = AdapterTurns(self._missing_bytes, lambda _, __: True)
 
     @property
-    def lacks_pages(self) -> bool:
-        return self.turns.lacks_pages
-
-    @property
     def device(self) -> StubPool:
         return self
 
@@ -158,11 +154,9 @@ class StubPool:
         self.turns.forget(ref.digest)
         self.asked.pop(ref.digest, None)
 
-    def poll(self) -> None:
-        pass
-
-    def begin_turns(self, in_use: Iterable[AdapterUse]) -> None:
+    def begin_step(self, in_use: Iterable[AdapterUse]) -> bool:
         self.turns.begin(self.clock(), in_use)
+        return not self.turns.lacks_pages
 
     def check_integrity(self) -> None:
         pass

@@ -14,8 +14,7 @@ from memory.reuse import Reuse
 from workers.base_models.loader import Loaded, WeightLoad
 from workers.base_models.residency import Demand, ModelState
 from workers.device.weight_image import WeightImage
-from workers.execution.graph_runner import GraphRunner
-from workers.execution.model_runner import ModelRunner
+from workers.execution.model_runner import Graphs, ModelRunner
 from workers.execution.step_input import Runner
 from workers.models.loading import LoadedModel
 from workers.models.plan import ModelPlan
@@ -41,7 +40,7 @@ class ServedModel(ModelInstance):
     files."""
     kept_runner: ModelRunner | None = None
     """Runner with its captured graphs, kept as long as the packed weights stay in host memory."""
-    graphs: GraphRunner | None = None
+    graphs: Graphs | None = None
     """Graphs of the attached runner, if it has any."""
     read_s: float = 0.0
     """Seconds that the model's last load from disk took."""
@@ -84,7 +83,7 @@ class ServedModel(ModelInstance):
             num_pages = pages_of(len(first.tokens)) - (-(missing or 0) // pages.page_bytes)
         return Demand(
             len(scheduler.running),
-            scheduler.num_waiting,
+            len(scheduler.waiting),
             num_extents=-(-num_pages // pages.pages_per_extent),
             is_short=scheduler.short is not None,
         )

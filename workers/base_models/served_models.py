@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import Lock
 
+from memory.bounded_items import BoundedItems
 from memory.errors import release_frames
-from memory.lru import Lru
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import Loaded, ModelLoader
 from workers.base_models.residency import Demand, ModelResidency
@@ -55,7 +55,7 @@ class ServedModels:
         self._loader = loader
         self._fetcher = fetcher
         self._verifier = verifier
-        self._host = Lru[str](host_bytes, self._loss_s)
+        self._host = BoundedItems[str](host_bytes, self._loss_s)
         """Sizes of the packed weights that are kept in host memory, by digest."""
         self._clock = clock
         self._desired: dict[str, DesiredModel] = {}

@@ -25,6 +25,7 @@ from workers.execution.step_input import (
     StepOutput,
 )
 from workers.scheduling.constraint import ConstraintSource
+from workers.scheduling.deadlines import Deadlines
 from workers.scheduling.policy import Refusal
 from workers.scheduling.schedule import Schedule, ScheduledSequence
 from workers.scheduling.scheduler import Scheduler
@@ -164,6 +165,7 @@ class Engine:
         """Time when the last step ended."""
         self._num_failed_steps = 0
         """Number of consecutive failed steps."""
+        self._deadlines = Deadlines()
         self._answers: dict[tuple[int, int], Answer] = {}
         """Answers of all sequences that have not ended, by `Sequence.key`."""
         self.is_stalled = True
@@ -213,7 +215,7 @@ class Engine:
 
     def expire(self) -> list[Event]:
         """Fails waiting sequences whose deadline for the first token has passed."""
-        expired = self.scheduler.pop_expired(self._clock())
+        expired = self._deadlines.pop_passed(self._clock())
         message = "its time was over before its prompt could begin"
         return self.fail(expired, ErrorCode.EXPIRED, message)
 
@@ -396,6 +398,7 @@ class Engine:
         generated = sequence.tokens[sequence.num_prompt :]
         sequence.constraint = self._constraints.open(sequence.request, generated)
         self.is_stalled = False
+        self._deadlines.add(sequence, len(self._answers))
         self.scheduler.add(sequence)
 
     def _refuse(self, refusals: Iterable[Refusal]) -> list[Event]:

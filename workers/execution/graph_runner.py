@@ -194,7 +194,7 @@ class StepGraph:
 
 
 class GraphRunner:
-    """Runner of a model's graphs."""
+    """Implementation of `Graphs` for one model."""
 
     def __init__(
         self,
@@ -221,18 +221,15 @@ class GraphRunner:
 
     @property
     def can_capture(self) -> bool:
-        """Whether a graph is missing and no capture has failed recently."""
         return bool(self._missing) and not self._num_paused
 
     def capture_all(self) -> int:
-        """Captures all graphs, up to the first failure. Returns their number."""
         while self.can_capture:
             self.capture_next()
         return len(self._graphs)
 
     def prepare(self, inputs: BatchInputs[Array], shape: StepShape) -> Callable[[], Tensor] | None:
-        """Returns a function that computes the logits (see `StepGraph.prepare`), or None if the
-        step is larger than every graph or its graph is not captured."""
+        """Implements `Graphs.prepare`. The graph of a step that has none is captured next."""
         if (key := self._key(inputs, shape)) is None:
             return None
         graph = self._graphs.get(key)
@@ -249,7 +246,6 @@ class GraphRunner:
 
     @torch.inference_mode()
     def capture_next(self) -> None:
-        """Captures one graph. Called between two steps, when the weights are on the device."""
         key = self._missing[-1]
         try:
             graph = StepGraph(key, self._limits, self._buffers, self._ops, self._compute)

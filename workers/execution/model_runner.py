@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from torch import Tensor
 from ops.base import HEAD, DeviceEvent, LoRABatch, Ops
 from ops.copies import upload
 from workers.execution.batch import BatchInputs, ModelBuffers, StepShape, build_inputs
-from workers.execution.graph_runner import GraphRunner
 from workers.execution.pooler import pool
 from workers.execution.sampler import Sampler
 from workers.execution.scores import score_prompts
@@ -27,6 +27,29 @@ Reader = Callable[[list[SequenceResult]], None]
 """Function that adds results, once they are on the host, to the `SequenceResult`s of a step."""
 
 
+class Graphs(Protocol):
+    """Captured graphs of a model's small steps, implemented by `GraphRunner`."""
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a graph is missing and no capture has failed recently."""
+        ...
+
+    def capture_next(self) -> None:
+        """Captures one graph. Called between two steps, when the weights are on the device."""
+        ...
+
+    def capture_all(self) -> int:
+        """Captures all graphs, up to the first failure. Returns their number."""
+        ...
+
+    def prepare(self, inputs: BatchInputs[Array], shape: StepShape) -> Callable[[], Tensor] | None:
+        """Uploads the inputs of a step. Returns a function that computes the logits of its last
+        tokens, float32 [N, V], which are valid until the next step. Returns None if no captured
+        graph fits the step."""
+        ...
+
+
 class ModelRunner:
     """Runner that computes the steps of one model on one device."""
 
@@ -35,7 +58,7 @@ class ModelRunner:
         model: LoadedModel,
         ops: Ops,
         buffers: ModelBuffers,
-        graphs: GraphRunner | None = None,
+        graphs: Graphs | None = None,
         unnamed_ids: Sequence[int] = (),
     ) -> None:
         """graphs: captured graphs of small steps, or None if every step is computed op by op.

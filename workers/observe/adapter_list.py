@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
-from adapters.errors import AdapterUnavailable
 from adapters.pool.host import HostTier
 from adapters.pool.pool import AdapterPool
+from adapters.pool.source import AdapterUnavailable
 from adapters.pool.tiers import AdapterEntry
 from workers.wire.status import AdapterStatus
 

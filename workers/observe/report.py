@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from memory.reuse import RecentRatio
 from telemetry import engine_metrics
 from telemetry.tallies import Recent
 from workers.execution.observer import FinishedStep
@@ -12,9 +13,6 @@ from workers.observe.ring import StepRing
 from workers.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
-
-RECENT = 0.9
-"""Factor by which each new term of a `RecentRatio` reduces the weight of earlier terms."""
 
 
 class EngineReport:
@@ -54,7 +52,7 @@ class EngineReport:
             num_sampled=sum(len(result.tokens) for result in output.sequences),
             num_adapters=len(adapters),
             num_running=len(self._scheduler.running),
-            num_waiting=self._scheduler.num_waiting,
+            num_waiting=len(self._scheduler.waiting),
             num_free_pages=self._scheduler.kv.num_free,
             num_preempted=schedule.num_preempted,
             **{f"{part}_us": us for part, us in parts_us.items()},
@@ -70,19 +68,3 @@ class EngineReport:
         _, (itl,) = self._recent_itl.read()
         values = itl.get((self._name, engine_metrics.ENGINE), ())
         return engine_metrics.inter_token_latency.buckets(values)
-
-
-class RecentRatio:
-    """Ratio of two recent sums. Each new term reduces the weight of earlier terms by `RECENT`."""
-
-    def __init__(self) -> None:
-        self._over = self._under = 0.0
-
-    def add(self, over: float, under: float) -> None:
-        self._over = RECENT * self._over + over
-        self._under = RECENT * self._under + under
-
-    @property
-    def value(self) -> float:
-        """Current ratio; 0 before the first term."""
-        return self._over / self._under if self._under > 0.0 else 0.0

@@ -24,7 +24,7 @@ def model_status(engine: Engine, pool: AdapterPool, report: EngineReport) -> Mod
         digest=info.digest,
         name=info.name,
         num_running=len(scheduler.running),
-        num_waiting=scheduler.num_waiting,
+        num_waiting=len(scheduler.waiting),
         pages_total=kv.num_total,
         pages_free=kv.num_free - kv.idle.num_pages,
         pages_cached=kv.idle.num_pages,

@@ -222,7 +222,7 @@ class WorkerLoop:
         if is_due or not self.has_work:
             for model in self._served.models.values():
                 if not model.engine.has_work:
-                    model.pool.poll()
+                    model.pool.begin_step(())
         if is_due:
             self._next_status_s = self._clock() + STATUS_PERIOD_S
             self._deliver([(0, self._status(self.is_draining, self.generation))])

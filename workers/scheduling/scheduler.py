@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from adapters.errors import AdapterUnavailable
 from adapters.pool.source import (
     AdapterLease,
     AdapterRef,
     AdapterSource,
     AdapterTurn,
+    AdapterUnavailable,
     AdapterUse,
     Charge,
     Loading,
@@ -27,7 +27,6 @@ from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, pages_of
 from memory.prefix_cache import Image
 from ops.commands import PendingCommands, WriteTokens
-from workers.scheduling.deadlines import Deadlines
 from workers.scheduling.policy import UNCHARGED, SchedulingPolicy
 from workers.scheduling.schedule import Blocked, BlockReason, Failure, Schedule, ScheduledSequence
 from workers.scheduling.sequence import Sequence, SequenceStatus
@@ -77,13 +76,14 @@ class Scheduler:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._adapters = adapters
-        self._deadlines = Deadlines()
         self._is_idle = True
         """Whether the last `schedule` left no step in flight, or the engine is suspended."""
         self._counted_s = 0.0
         """End of the last step, or the time when the first step after idleness was scheduled."""
         self._num_waiting_for = Counter[str]()
         """Number of waiting sequences of each adapter, by digest."""
+        self._may_start_base = True
+        """Whether sequences without an adapter may start in the current step."""
         self._free_slots = list(reversed(range(max_num_seqs)))
         """Free slots of the token buffer, of which each running sequence has one."""
         self._now = 0.0
@@ -94,10 +94,6 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.running or self._in_flight or self.waiting)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -113,14 +109,13 @@ class Scheduler:
     def load_adapter(self, ref: AdapterRef | None, tenant: Tenant, num_ahead: int = 0) -> None:
         """Starts to load the adapter of a sequence that will be added soon, if a slot will be free
         for that sequence. num_ahead: number of sequences that will be added before it."""
-        if ref is not None and self.num_waiting + num_ahead < len(self._free_slots):
+        if ref is not None and len(self.waiting) + num_ahead < len(self._free_slots):
             self._adapters.load(ref, tenant)
 
     def add(self, sequence: Sequence) -> None:
         """Queues the sequence. Its adapter starts to load to the host at once."""
         if sequence.adapter is not None:
             self._adapters.prefetch(sequence.adapter, sequence.block_table.tenant)
-        self._deadlines.add(sequence, self.num_waiting + len(self.running))
         self.policy.add(sequence)
         self._count_waiting(sequence, 1)
 
@@ -147,17 +142,13 @@ class Scheduler:
         for sequence in list(self.running):
             self._put_back(sequence)
 
-    def pop_expired(self, now: float) -> list[Sequence]:
-        """Returns waiting sequences whose deadline for the first token has passed."""
-        return self._deadlines.pop_passed(now)
-
     def schedule(self, now: float, *, is_held: bool = False) -> Schedule:
         """Returns the next step: the next tokens of each generating sequence, then tokens of
         started and newly admitted prompts in turn. is_held: if True, no sequence is admitted."""
         self._now, self.short = now, None
         if self._is_idle:
             self._counted_s = now
-        self._adapters.poll()
+        self._may_start_base = self._adapters.begin_step(self._uses())
         schedule = Schedule(now=now, in_flight=tuple(self._in_flight), is_held=is_held)
         self._decode(schedule)
         self._prefill(schedule)
@@ -177,7 +168,7 @@ class Scheduler:
         """Records the device time of a step that ended at `ended_s`. Called before `update`."""
         num_tokens, num_attended = schedule.num_tokens, schedule.num_attended
         if 2 * schedule.num_prefill_tokens > num_tokens:
-            self.kv.idle.record_prefill(num_tokens, seconds)
+            self.kv.idle.token_s.add(seconds, num_tokens)
         if any(item.sequence.connection >= 0 for item in schedule.items):
             # A step of the warm-up may compile kernels.
             self.policy.record_step(num_tokens, num_attended, seconds, ended_s - self._counted_s)
@@ -231,11 +222,7 @@ class Scheduler:
             schedule.computing = {s.page_key(s.block_table.num_committed): s for s in begun}
             schedule.lists_all = any(s.request.params.lists_vocabulary for s in self.running)
         schedule.num_free_slots = len(self._free_slots)
-        has_begun = False
         for sequence in self.policy.in_turn(schedule):
-            if sequence.is_waiting and not has_begun:
-                self._adapters.begin_turns(self._uses())
-                has_begun = True
             if not sequence.is_waiting:
                 self._continue(sequence, schedule, self.policy.room(sequence))
             elif (blocked := self._admit(sequence, schedule)) and blocked is not LATER:
@@ -308,7 +295,7 @@ class Scheduler:
         """Leases the sequence's adapter. Returns why there is no lease, or None if the sequence has
         its lease or no adapter."""
         if sequence.adapter is None:
-            return LATER if self._adapters.lacks_pages else None
+            return None if self._may_start_base else LATER
         tenant, account = sequence.block_table.tenant, self.policy.account(sequence)
         turn = AdapterTurn(tenant, account, sequence.terms.ttft_s)
         try:
@@ -366,7 +353,7 @@ class Scheduler:
             sequence.awaited_key = sequence.page_key(num_found // PAGE_TOKENS)
             if self._awaits_page(sequence, schedule):
                 return Blocked(BlockReason.PREFIX)
-            table.match_prefix(sequence.page_keys(num_found // PAGE_TOKENS), num_found)
+            table.match_prefix(sequence.page_keys(num_found // PAGE_TOKENS))
         num_own, num_beside = _num_missing(sequence), 0
         for begun in self.running:
             if begun.is_pending and begun.request.tenant == sequence.request.tenant:

@@ -22,9 +22,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from adapters.errors import AdapterRejected, AdapterUnavailable
+from adapters.errors import AdapterRejected
 from adapters.pool.pool import AdapterPool
-from adapters.pool.source import AdapterLease
+from adapters.pool.source import AdapterLease, AdapterUnavailable
 from workers.execution.engine import Engine
 from workers.observe.report import EngineReport
 from workers.verification.effect_proof import EffectProof, NotProved

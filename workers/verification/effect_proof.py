@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adapters.errors import AdapterRejected, AdapterUnavailable
+from adapters.errors import AdapterRejected
 from adapters.format.validator import AdapterFiles
 from adapters.manifest import BaseModelShape
 from adapters.pool.factors import Factors
 from adapters.pool.loader import stored_files
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.packed_image import AdapterImage
+from adapters.pool.source import AdapterUnavailable
 from adapters.store.folder import Store
 from ops.block_matrix import densify
 from workers.models.checkpoint import Checkpoint

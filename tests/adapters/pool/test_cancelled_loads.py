@@ -101,7 +101,7 @@ def test_the_memory_of_cancelled_and_failed_loads_of_adapters_is_free_at_once(
         if entry is not None:  # An image that was loaded in the end: it is counted, and given back.
             setup.pool.loads.unload(entry)
             entry = None
-        setup.pool.poll()
+        setup.pool.begin_step(())
         setup.check()
         assert not setup.pool.entries, kind
         assert not setup.host.images.num_bytes, kind

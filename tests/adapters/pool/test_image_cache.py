@@ -16,11 +16,11 @@ import msgspec
 import pytest
 import torch
 
-from adapters.errors import AdapterUnavailable
 from adapters.format.validator import IMAGE_ALIGNMENT
 from adapters.pool.image import MAGIC, ImageCache
 from adapters.pool.loader import AdapterLoader
 from adapters.pool.packed_image import AdapterImage
+from adapters.pool.source import AdapterUnavailable
 from adapters.store.folder import LocalStore, StoreUnavailable
 from ops.registry import select
 from tests.adapters.files import BASE, stage_adapter

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from adapters.errors import AdapterUnavailable
 from adapters.format.signature import sign
 from adapters.pool.device import DeviceTier
 from adapters.pool.load_cost import LoadCost
 from adapters.pool.loads import MAX_FAULTS
 from adapters.pool.packed_image import AdapterImage, ImageTables
-from adapters.pool.source import AdapterLease, AdapterUse, Loading, NoRoom
+from adapters.pool.source import AdapterLease, AdapterUnavailable, AdapterUse, Loading, NoRoom
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.eviction.adapter_memory import UNIT_BYTES
@@ -37,11 +36,11 @@ def test_a_step_never_waits_for_a_load(tmp_path: Path) -> None:
     assert setup.tier(0) == "loading"
     setup.executor.step()
     assert setup.lease(setup.refs[0]) is None
-    setup.pool.poll()
+    setup.pool.begin_step(())
     assert setup.lease(setup.refs[0]) is None
     setup.check()
     setup.executor.step()
-    setup.pool.poll()
+    setup.pool.begin_step(())
     lease = setup.lease(setup.refs[0])
     assert lease is not None and lease.max_rank == ONE_UNIT
     assert setup.serves(lease.slot, 0)
@@ -116,7 +115,7 @@ def test_one_that_is_given_up_while_it_is_fetched_stays_on_the_host(tmp_path: Pa
 def test_who_gives_up_waiting_does_not_delay_a_pin(tmp_path: Path) -> None:
     setup = PoolSetup(tmp_path, [ONE_UNIT])
     setup.pin(0)
-    setup.pool.poll()
+    setup.pool.begin_step(())
     setup.pool.cancel(setup.refs[0])
     assert setup.tier(0) == "loading"
 
@@ -314,16 +313,15 @@ def test_whose_adapter_one_that_starves_may_have(tmp_path: Path, num_slots: int)
     for ref, tenant in ((more, ACME), (first, INITECH)):
         setup.pool.prefetch(ref, tenant)
     setup.settle()
-    setup.pool.begin_turns(())
+    setup.pool.begin_step(())
     in_use = [AdapterUse(theirs.digest, turn_of().account, 10)]
     for ref, tenant, may_have in ((more, ACME, num_slots == 3), (first, INITECH, True)):
         turn = turn_of(tenant)
         assert isinstance(setup.pool.acquire(ref, turn), NoRoom)
-        setup.pool.begin_turns(in_use)
+        assert setup.pool.begin_step(in_use) == may_have
         assert setup.pool.acquire(theirs, turn) == Loading(), "no sequence starts on a victim"
-        assert setup.pool.lacks_pages == (not may_have)
         setup.pool.cancel(ref)
-        setup.pool.begin_turns(())
+        setup.pool.begin_step(())
         assert setup.lease(theirs, GLOBEX) is not None
 
 
@@ -335,7 +333,7 @@ def test_one_that_waits_is_not_evicted_before_its_lease(
     setup = PoolSetup(tmp_path, [ONE_UNIT] * 2, **bounds)  # pyright: ignore[reportArgumentType]
     turns: list[int] = []
     for _ in range(20):
-        setup.pool.poll()
+        setup.pool.begin_step(())
         for index, ref in enumerate(setup.refs):
             lease = setup.lease(ref)
             if lease is not None:
@@ -462,7 +460,7 @@ def test_the_end_of_a_failure_forgets_nobody_else(tmp_path: Path) -> None:
     pool.load(ref)
     setup.executor.drain()
     assert setup.tier(0) == "device"
-    pool.poll()
+    pool.begin_step(())
     assert setup.tier(0) == "device"
     setup.check()
 
@@ -553,7 +551,7 @@ def test_a_load_under_way_is_not_taken_when_another_image_was_proved(tmp_path: P
     proved = Ref(setup.refs[0].digest, "0" * 64)
     assert setup.lease(setup.refs[0]) is None
     setup.executor.step()
-    setup.pool.poll()
+    setup.pool.begin_step(())
     assert num_placements(setup.placements) == 1, "the unproved image is being copied"
     assert setup.lease(proved) is None
     setup.settle()
@@ -683,7 +681,7 @@ def await_lease(setup: PoolSetup, index: int) -> AdapterLease:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with setup.broker.lock:
-            setup.pool.poll()
+            setup.pool.begin_step(())
             setup.check()
             if lease := setup.lease(setup.refs[index]):
                 return lease
@@ -710,7 +708,7 @@ def test_a_signature_that_is_not_of_its_key_serves_nothing(tmp_path: Path) -> No
         setup.pool.acquire(setup.refs[0])
     assert caught.value.code == "adapter.signature.invalid"
     setup.now += 3600
-    setup.pool.poll()
+    setup.pool.begin_step(())
     setup.refs[0] = replace(setup.refs[0], signed=Signed(public, sign(key, digest)))
     assert setup.serves(setup.load(0).slot, 0)
 
@@ -747,7 +745,7 @@ def test_what_finds_no_room_is_tried_again_when_memory_is_freed(
     def steps(count: int) -> int:
         before = len(scans)
         for _ in range(count):
-            setup.pool.poll()
+            setup.pool.begin_step(())
             if not is_pinned:
                 setup.lease(setup.refs[1])
             setup.executor.drain()

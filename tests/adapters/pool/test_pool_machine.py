@@ -10,8 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from adapters.errors import AdapterUnavailable
-from adapters.pool.source import AdapterLease
+from adapters.pool.source import AdapterLease, AdapterUnavailable
 from memory.block_table import BlockTable
 from tests.adapters.pools import PoolSetup, Ref, evict_one
 from tests.memory.holder import num_placements
@@ -61,8 +60,8 @@ class PoolMachine(RuleBasedStateMachine):
             lease.release()
 
     @rule()
-    def other_poll(self) -> None:
-        self.other.poll()
+    def other_begins_step(self) -> None:
+        self.other.begin_step(())
 
     @rule(index=INDICES)
     def cancel(self, index: int) -> None:
@@ -131,7 +130,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def poll(self) -> None:
-        self.setup.pool.poll()
+        self.setup.pool.begin_step(())
 
     @rule(seconds=st.sampled_from([0.001, 1.0, 100.0]))
     def time_passes(self, seconds: float) -> None:

@@ -11,10 +11,9 @@ from threading import Event, Lock, Thread
 import numpy as np
 import pytest
 
-from adapters.errors import AdapterUnavailable
 from adapters.pool.image import ImageCache
 from adapters.pool.packed_image import AdapterImage, ImageTables
-from adapters.pool.source import NoRoom
+from adapters.pool.source import AdapterUnavailable, NoRoom
 from memory.accounts import LAST_TURN, Tenant
 from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.eviction.copy_queue import Copy, CopyQueue
@@ -99,10 +98,10 @@ def test_what_somebody_waits_for_overtakes_prefetches(tmp_path: Path) -> None:
     setup = PoolSetup(tmp_path, [ONE_UNIT] * 4)
     for ref in setup.refs:
         setup.pool.prefetch(ref)
-    setup.pool.poll()
+    setup.pool.begin_step(())
     assert setup.lease(setup.refs[3]) is None
     setup.executor.step()
-    setup.pool.poll()
+    setup.pool.begin_step(())
     assert [setup.tier(i) for i in range(3)] == ["loading"] * 3 and num_placements(
         setup.placements
     ) == 1
@@ -170,7 +169,7 @@ def test_the_host_bound_holds_while_copies_are_on_their_way(tmp_path: Path) -> N
     setup = PoolSetup(tmp_path, [ONE_UNIT] * 3, host_bytes=UNIT_IMAGE)
     waiting = {0, 1, 2}
     for _ in range(40):
-        setup.pool.poll()
+        setup.pool.begin_step(())
         setup.check()
         for index in sorted(waiting):
             lease = setup.lease(setup.refs[index])
@@ -240,7 +239,7 @@ def test_pins_of_two_base_models_have_half_together(tmp_path: Path) -> None:
     for _ in range(8):
         setup.executor.drain()
         for pool in pools:
-            pool.poll()
+            pool.begin_step(())
     assert [sum(status.pinned for status in setup.statuses(pool)) for pool in pools] == [1, 1]
 
 
@@ -250,7 +249,7 @@ def test_a_pin_that_is_not_kept_is_not_read_again_and_again(tmp_path: Path) -> N
     setup.settle()
     assert setup.on_device() == {0}
     for _ in range(5):
-        setup.pool.poll()
+        setup.pool.begin_step(())
         assert not setup.pool.loads.num_open
     setup.unpin(1)
     assert setup.refs[1].digest not in {status.digest for status in setup.statuses()}
@@ -299,7 +298,7 @@ def test_one_without_room_on_the_host_is_read_once_and_starves(tmp_path: Path) -
         setup.pool.acquire(waiting)
         outcome = setup.pool.acquire(roomless)
         setup.executor.drain()
-        setup.pool.poll()
+        setup.pool.begin_step(())
     assert fetched == [waiting.digest, roomless.digest] and outcome == NoRoom(0)
     lease.release()
     setup.pool.cancel(waiting)
@@ -316,7 +315,7 @@ def test_one_without_room_on_the_host_is_forgotten_when_no_request_waits(tmp_pat
     setup.pool.load(setup.refs[1])
     setup.executor.drain()
     for _ in range(3):
-        setup.pool.poll()
+        setup.pool.begin_step(())
     assert [status.digest for status in setup.statuses()] == [setup.refs[0].digest]
 
 

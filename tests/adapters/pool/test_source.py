@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from adapters.errors import AdapterUnavailable
-from adapters.pool.source import AdapterLease, AdapterSource, FixedAdapters, Loading, NoRoom
+from adapters.pool.source import (
+    AdapterLease,
+    AdapterSource,
+    AdapterUnavailable,
+    FixedAdapters,
+    Loading,
+    NoRoom,
+)
 from tests.adapters.pools import PoolSetup, Ref
 from tests.workers.simulation import StubPool
 
@@ -30,7 +36,7 @@ class Source:
     def lease(self, ref: Ref) -> AdapterLease:
         """Asks in each step, as a waiting sequence does."""
         for _ in range(8):
-            self.adapters.poll()
+            self.adapters.begin_step(())
             match self.adapters.acquire(ref):
                 case AdapterLease() as lease:
                     return lease
@@ -82,7 +88,7 @@ def test_leased_adapters_stay_whatever_else_is_requested(source: Source) -> None
     leased = [source.lease(ref) for ref in source.refs[:2]]
     for ref in source.refs[2:]:
         for _ in range(4):
-            source.adapters.poll()
+            source.adapters.begin_step(())
             assert not isinstance(source.adapters.acquire(ref), AdapterLease)
             source.adapters.evict_all_idle(ref)
             source.settle()

@@ -23,9 +23,9 @@ import httpx
 import pytest
 import torch
 
-from adapters.errors import AdapterUnavailable
 from adapters.pool.image import ImageCache
 from adapters.pool.loader import AdapterLoader
+from adapters.pool.source import AdapterUnavailable
 from adapters.store import objects
 from adapters.store.buckets import CLIENT, Bucket
 from adapters.store.folder import Kind, LocalStore, NotInStore, Store, StoreUnavailable, hold

@@ -270,7 +270,8 @@ def test_graphs_of_a_model_that_comes_later_are_captured_one_between_two_steps(
         while later.can_capture and monotonic() < deadline:
             sleep(0.01)
     assert set(driver.ended.values()) == {FinishReason.LENGTH}
-    assert later.graphs is not None and len(later.graphs._graphs) == len(captures) - at_start > 10
+    assert isinstance(later.graphs, GraphRunner)
+    assert len(later.graphs._graphs) == len(captures) - at_start > 10
     assert len(set(captures[at_start:])) == len(captures) - at_start
     later.graphs._missing.append(next(iter(later.graphs._graphs)))
     assert later.can_capture

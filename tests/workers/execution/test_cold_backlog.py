@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from adapters.errors import AdapterUnavailable
 from adapters.pool.loads import Loads
 from adapters.pool.packed_image import AdapterImage
 from adapters.pool.pool import AdapterPool
-from adapters.pool.source import Signed
+from adapters.pool.source import AdapterUnavailable, Signed
 from adapters.pool.turns import MAX_ASKERS
 from memory.eviction.copy_queue import Copy, CopyQueue
 from tests.adapters.pools import PoolSetup, SteppedExecutor

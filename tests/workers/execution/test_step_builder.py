@@ -46,7 +46,7 @@ class Slots:
         """The sequence is preempted and begins again."""
         self.tables[slot].free()
         self.words[slot] = word
-        self.tables[slot].match_prefix(self._keys(slot, MAX_PAGES), MAX_PAGES * PAGE_TOKENS)
+        self.tables[slot].match_prefix(self._keys(slot, MAX_PAGES))
 
     def grow(self, slot: int, num_pages: int) -> None:
         table = self.tables[slot]

@@ -159,7 +159,7 @@ def test_an_adapter_does_not_wait_for_ever_for_pages_of_the_base(tmp_path: Path)
     rng = random.Random(1)
 
     def crowd() -> None:
-        while worker.scheduler.num_waiting < 16:
+        while len(worker.scheduler.waiting) < 16:
             tenant = rng.choice(["A1", "A2", "A3", "A4"])
             worker.ask(tenant, prompt_of(rng, 60), None, rng.randrange(50, 100))
 

@@ -34,7 +34,7 @@ def test_totals_are_those_of_the_whole_list_at_every_moment(tmp_path: Path) -> N
             case 2:
                 setup.executor.step()
             case _:
-                pool.poll()
+                pool.begin_step(())
         found = list_adapters(pools, setup.host)
         assert found.num_unlisted == 0
         entries = [entry for each in pools for entry in each.entries.values()]
@@ -61,7 +61,7 @@ def test_a_long_list_keeps_what_is_near_and_counts_the_rest(
         setup.pool.acquire(setup.refs[0].__class__(digit * 64))
     setup.settle()
     setup.now += 60.0
-    setup.pool.poll()
+    setup.pool.begin_step(())
     found = list_adapters([setup.pool], setup.host)
     assert [adapter.tier for adapter in found.adapters if not adapter.error][:2] == ["device"] * 2
     assert [adapter.error for adapter in found.adapters].count("adapter.store.missing") == 2

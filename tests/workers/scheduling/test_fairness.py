@@ -240,7 +240,7 @@ def test_beside_one_that_asks_for_more_than_there_is_others_begin_as_if_alone() 
         )
         lights: list[Generate] = []
         for _ in range(scaled(1200, 20_000)):
-            if is_beside and market.scheduler.num_waiting < 20:
+            if is_beside and len(market.scheduler.waiting) < 20:
                 for _ in range(20):
                     market.offer(ask(rng, "heavy", rng.randrange(4, 12), rng.randrange(10, 100)))
             if rng.random() < 0.1:
@@ -354,7 +354,7 @@ def test_an_adapter_without_room_waits_its_patience_and_one_victim(same_tenant: 
     patience_s = TERMS[STANDARD].ttft_s
 
     def keep_busy() -> None:
-        while market.scheduler.num_waiting < 4:
+        while len(market.scheduler.waiting) < 4:
             market.offer(ask(rng, "busy", 20, rng.randrange(1, max_tokens + 1), adapter="held"))
 
     for _ in range(50):

@@ -39,7 +39,7 @@ def over_share(of: Market) -> set[str]:
 
 
 def keep_waiting(of: Market, rng: random.Random, tenant: str, length: int, count: int = 4) -> None:
-    while of.scheduler.num_waiting < count:
+    while len(of.scheduler.waiting) < count:
         of.offer(ask(rng, tenant, length, 20))
 
 

@@ -93,7 +93,7 @@ def test_sequences_end_as_alone_under_preemption(simulation: Simulation) -> None
     simulation.run()
     assert simulation.scheduler.num_preemptions > 0
     assert_equals_alone(simulation, requests)
-    assert simulation.scheduler.num_waiting == simulation.scheduler.num_waiting_tokens == 0
+    assert len(simulation.scheduler.waiting) == simulation.scheduler.num_waiting_tokens == 0
     assert not list(simulation.scheduler.policy.in_turn(Schedule()))
     simulation.assert_at_rest()
 
@@ -133,7 +133,7 @@ def test_a_held_model_starts_nothing(simulation: Simulation) -> None:
         simulation.submit(request)
     for _ in range(3):
         simulation.step()
-    assert not simulation.scheduler.running and simulation.scheduler.num_waiting == 4
+    assert not simulation.scheduler.running and len(simulation.scheduler.waiting) == 4
     simulation.is_held = False
     simulation.run()
     simulation.assert_at_rest()

@@ -56,7 +56,7 @@ def test_a_worker_that_starts_beside_others_knows_its_speed_all_the_same() -> No
 def test_steps_that_take_as_long_as_predicted_are_not_slow(max_tokens: int) -> None:
     market = backlogged(max_tokens=max_tokens)
     known = prompt_tokens_per_s(market)
-    while market.scheduler.num_waiting:
+    while len(market.scheduler.waiting):
         market.step()
         assert prompt_tokens_per_s(market) == pytest.approx(known, rel=0.01)
 
@@ -66,7 +66,7 @@ def test_steps_that_take_twice_as_long_halve_the_rate(max_tokens: int) -> None:
     market = backlogged(max_tokens=max_tokens)
     known = prompt_tokens_per_s(market)
     market.counts.slowdown = 2.0
-    while market.scheduler.num_waiting:
+    while len(market.scheduler.waiting):
         market.step()
         assert prompt_tokens_per_s(market) > 0.45 * known
     assert prompt_tokens_per_s(market) == pytest.approx(0.5 * known, rel=0.1)
@@ -77,12 +77,12 @@ def test_time_without_steps_of_this_model_counts_for_nothing(is_suspended: bool)
     """Other models had the device, or no request came."""
     market = backlogged(max_tokens=40)
     known = prompt_tokens_per_s(market)
-    while market.scheduler.num_waiting > 5 * NUM_SLOTS if is_suspended else market.engine.has_work:
+    while len(market.scheduler.waiting) > 5 * NUM_SLOTS if is_suspended else market.engine.has_work:
         market.step()
     if is_suspended:
         market.suspend()
     market.clock.now += 60.0
     burst(market, max_tokens=40)
-    while market.scheduler.num_waiting:
+    while len(market.scheduler.waiting):
         market.step()
         assert prompt_tokens_per_s(market) == pytest.approx(known, rel=0.01)

@@ -253,8 +253,8 @@ def test_the_bounds_hold_and_nobody_is_lost(
         request = ask(rng, tenant, num_tokens, 4, service_class=service_class, weight=weight)
         asked.add(request.id)
         market.offer(request)
-        assert market.scheduler.num_waiting == len(waiting_of(market.scheduler)) <= max_requests
-        is_alone = market.scheduler.num_waiting == 1
+        assert len(market.scheduler.waiting) == len(waiting_of(market.scheduler)) <= max_requests
+        is_alone = len(market.scheduler.waiting) == 1
         assert market.scheduler.num_waiting_tokens <= max_tokens or is_alone
     while market.engine.has_work:
         market.step()

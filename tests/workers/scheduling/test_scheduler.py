@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
+from collections.abc import Iterable
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.pool import source
-from adapters.pool.source import AdapterLease, AdapterTurn, Loading, NoRoom
+from adapters.pool.source import AdapterLease, AdapterTurn, AdapterUse, Loading, NoRoom
 from tests.workers.no_models import make_loop
 from tests.workers.simulation import (
     Simulation,
@@ -245,8 +246,9 @@ class CrowdedPool(StubPool):
         was_crowded, self.is_crowded = self.is_crowded, False
         return was_crowded
 
-    def poll(self) -> None:
+    def begin_step(self, in_use: Iterable[AdapterUse]) -> bool:
         self.is_refused = False
+        return super().begin_step(in_use)
 
 
 def test_room_made_for_one_adapter_fails_no_sequence_of_another() -> None:

@@ -18,13 +18,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from adapters.errors import AdapterUnavailable
 from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import PROJECTIONS, BaseModelShape
 from adapters.pool.image import ImageCache
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.packed_image import AdapterImage, ImageTables
-from adapters.pool.source import AdapterLease
+from adapters.pool.source import AdapterLease, AdapterUnavailable
 from adapters.store.folder import LocalStore
 from tests.adapters.files import listed
 from tests.doubles import write_adapter

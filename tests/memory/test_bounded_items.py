@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.lru import Lru
+from memory.bounded_items import BoundedItems
 
 SIZES = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60)), max_size=30)
 
@@ -14,7 +14,7 @@ SIZES = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60)), max_size=30)
 def test_the_bound_holds_and_the_cheapest_leave(
     arrivals: list[tuple[int, int]], losses: list[int]
 ) -> None:
-    items = Lru[int](100, losses.__getitem__)
+    items = BoundedItems[int](100, losses.__getitem__)
     for key, num_bytes in arrivals:
         items.drop(key)
         victims = items.victims(num_bytes)
@@ -31,7 +31,7 @@ def test_the_bound_holds_and_the_cheapest_leave(
 
 @given(held=st.sets(st.integers(0, 5)), missing=st.integers(1, 60))
 def test_what_does_not_give_way_stays(held: set[int], missing: int) -> None:
-    items = Lru[int](60, float)
+    items = BoundedItems[int](60, float)
     for key in range(6):
         items.put(key, 10)
     victims = items.victims(missing, may_go=lambda key: key not in held)

@@ -1,4 +1,4 @@
-"""Items of which the ones whose loss costs least are evicted first."""
+"""Items of a bounded store. Those whose loss costs least are evicted first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memory.errors import require
 K = TypeVar("K")
 
 
-class Lru(Generic[K]):
+class BoundedItems(Generic[K]):
     """Sizes of the items of a store that holds at most `max_bytes` bytes, by key, the oldest item
     first. Of items whose loss costs the same per byte, the oldest is evicted first."""
 
