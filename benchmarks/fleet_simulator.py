@@ -124,6 +124,8 @@ class Worker:
     _prefilled: tuple[float, float] = 0.0, 0.0
     """Recently computed prompt tokens, and the seconds that they took. Both decay."""
     _uncomputed: int = 0
+    _answered: tuple[float, float] = 0.0, 0.0
+    """Recent answers and their tokens. Both numbers decay."""
 
     def __post_init__(self) -> None:
         """Loads the first base models, which differ between workers."""
@@ -252,6 +254,8 @@ class Worker:
 
     def _ended(self, request: Request) -> None:
         request.end_s = self.clock.now
+        num_answers, num_tokens = self._answered
+        self._answered = 0.97 * num_answers + 1, 0.97 * num_tokens + request.num_output
         self.num_running -= 1
         self._running_of[request.model] -= 1
         if request.adapter is not None:
@@ -291,6 +295,7 @@ class Worker:
 
     def status(self) -> WorkerStatus:
         num_tokens, seconds = self._prefilled
+        num_answers, num_answer_tokens = self._answered
         waiting = sum(r.num_tokens - self._find(r) for r in self.waiting)
         of_model = Counter(request.model for request in self.waiting)
         models = [
@@ -314,6 +319,7 @@ class Worker:
                 num_waiting_tokens=self._uncomputed + waiting if model == 0 else 0,
                 prefill_tokens_per_s=num_tokens / seconds if seconds else 0.0,
                 decode_step_s=self._step_s(),
+                answer_tokens=num_answer_tokens / num_answers if num_answers else 0.0,
             )
             for model in range(self.machine.num_registered)
         ]

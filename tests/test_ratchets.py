@@ -13,7 +13,7 @@ SOURCES = {".py", ".sql", ".cpp", ".h", ".yaml"}
 LINES = {
     "adapters": 5_430,
     "admin": 9_640,
-    "gateway": 20_100,
+    "gateway": 20_090,
     "k8s": 2_150,
     "loraplex": 10_300,
     "memory": 2_240,
@@ -24,7 +24,7 @@ LINES = {
     "telemetry": 570,
     "tools": 1_930,
     "web": 2_720,
-    "workers": 18_300,
+    "workers": 18_330,
 }
 """Lines of a package's own files, rounded up."""
 GENERATED = {"k8s/rendered": 5_380}

@@ -2,8 +2,7 @@
 
     first token =   queue       prompt tokens of earlier requests / prefill rate
                   + prefill     the request's prompt tokens that are not cached / prefill rate
-                  + row         wait for a row of a full batch: earlier sequences x time of an
-                                answer / rows
+                  + row         wait for a row of a full batch (`workers.wire.queue_wait`)
                   + model       wait until the base model is on the device. If there is no room,
                                 another model must finish its requests first
                   + adapter     wait until the adapter is on the device, by its tier and bytes
@@ -109,7 +108,7 @@ def predict(work: Work, worker: Standing, num_cached: int, adapter_bytes: int, n
     return (
         worker.queue_s(now)
         + prefill_s(work, num_cached, worker)
-        + worker.row_s(work.model)
+        + worker.slot_s(work.model)
         + worker.wait_s(work.model)
         + (_adapter_s(work.adapter, worker, model, adapter_bytes) if work.adapter else 0.0)
     )

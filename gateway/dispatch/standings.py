@@ -20,6 +20,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gateway.dispatch.run import Work
+from workers.wire.queue_wait import ASSUMED_ANSWER_TOKENS, slot_wait_s
 from workers.wire.status import AdapterStatus, ModelStatus, WorkerStatus
 
 W = TypeVar("W", bound=Hashable)
@@ -38,15 +39,14 @@ PREFILL_TOKENS_PER_S = 1000.0
 MODEL_LOAD_S are also assumed until a worker has measured the real values."""
 DECODE_STEP_S = 0.02
 MODEL_LOAD_S = 5.0
-ANSWER_TOKENS = 128
-"""Assumed number of tokens of an answer. Each of them takes one engine step."""
 
 
 class ModelReport(msgspec.Struct, frozen=True):
     """State of a base model on one worker."""
 
     prefill_tokens_per_s: float = PREFILL_TOKENS_PER_S
-    decode_step_s: float = DECODE_STEP_S
+    answer_s: float = ASSUMED_ANSWER_TOKENS * DECODE_STEP_S
+    """Seconds of an answer, each of whose tokens takes one engine step."""
     num_bytes: int = 0
     num_rows: int = 0
     num_sequences: int = 0
@@ -54,18 +54,10 @@ class ModelReport(msgspec.Struct, frozen=True):
     wait_s: float = 0.0
     """Seconds until the model is on the device. 0 if it is on the device already."""
 
-    def row_s(self, num_more: float) -> float:
-        """Returns the seconds until a row of the batch is free for a new sequence. `num_more` is
-        the number of sequences before it that the report does not include."""
-        num_before = self.num_sequences + num_more + 1 - self.num_rows
-        if num_before <= 0 or not self.num_rows:
-            return 0.0
-        return num_before * ANSWER_TOKENS * self.decode_step_s / self.num_rows
-
     def crowd_s(self, num_bytes: int) -> float:
         """Returns the seconds by which one more adapter in the batch lengthens an answer."""
         share = num_bytes / self.num_bytes if self.num_bytes else 0.0
-        return ANSWER_TOKENS * self.decode_step_s * share if self.num_sequences else 0.0
+        return self.answer_s * share if self.num_sequences else 0.0
 
 
 UNKNOWN = ModelReport(wait_s=MODEL_LOAD_S)
@@ -177,10 +169,12 @@ class Standing:
         known_s, sent_s = self._left(now)
         return known_s + self.num_gateways * (sent_s + self.claims.seconds)
 
-    def row_s(self, model: str) -> float:
+    def slot_s(self, model: str) -> float:
         """Returns the seconds until a row of the model is free for one more sequence."""
-        num_more = self.num_more + self.claims.num_sequences
-        return self.model(model).row_s(self.num_gateways * num_more)
+        report = self.model(model)
+        num_more = self.num_gateways * (self.num_more + self.claims.num_sequences)
+        num_behind = report.num_sequences + num_more + 1 - report.num_rows
+        return slot_wait_s(num_behind, report.num_rows, report.answer_s)
 
     def send(self, work: Work, num_cached: int, now: float) -> None:
         """Counts a request as sent to the worker."""
@@ -298,7 +292,7 @@ def _model_report(
     rate = model.prefill_tokens_per_s or rates.get(model.digest, PREFILL_TOKENS_PER_S)
     return ModelReport(
         prefill_tokens_per_s=rate,
-        decode_step_s=model.decode_step_s or DECODE_STEP_S,
+        answer_s=_answer_s(model),
         num_bytes=model.num_bytes,
         num_rows=model.max_num_seqs,
         num_sequences=model.num_running + model.num_waiting,
@@ -327,8 +321,12 @@ def _load_s(model: ModelStatus) -> float:
 
 
 def _drain_s(status: WorkerStatus) -> float:
-    steps = (m.decode_step_s or DECODE_STEP_S for m in status.models if m.num_running)
-    return ANSWER_TOKENS * max(steps, default=0.0)
+    return max((_answer_s(model) for model in status.models if model.num_running), default=0.0)
+
+
+def _answer_s(model: ModelStatus) -> float:
+    num_tokens = model.answer_tokens or ASSUMED_ANSWER_TOKENS
+    return num_tokens * (model.decode_step_s or DECODE_STEP_S)
 
 
 class Pool(Generic[W]):

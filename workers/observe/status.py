@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 def model_status(engine: Engine, pool: AdapterPool, report: EngineReport) -> ModelStatus:
     info, scheduler, loads = engine.info, engine.scheduler, pool.loads
-    kv = scheduler.kv
+    kv, queue = scheduler.kv, scheduler.policy.status
     return ModelStatus(
         digest=info.digest,
         name=info.name,
@@ -35,8 +35,9 @@ def model_status(engine: Engine, pool: AdapterPool, report: EngineReport) -> Mod
         num_integrity_failures=report.num_integrity_failures,
         max_num_seqs=scheduler.max_num_seqs,
         num_waiting_tokens=scheduler.num_waiting_tokens,
-        prefill_tokens_per_s=scheduler.policy.status.prompt_tokens_per_s,
+        prefill_tokens_per_s=queue.prompt_tokens_per_s,
         decode_step_s=report.decode_step_s,
+        answer_tokens=queue.answer_tokens,
         adapter_loads={tier: each.number for tier, each in loads.counts.items()},
         adapter_load_s={tier: each.seconds for tier, each in loads.counts.items()},
         num_failed_adapter_loads=loads.num_failed,

@@ -75,8 +75,13 @@ class FairnessPolicy:
 
     @property
     def status(self) -> QueueStatus:
-        speed = self._forecast.prompt_tokens_per_s
-        return QueueStatus(self.queue.num_waiting_tokens, speed, self.queue.weight)
+        queue, forecast = self.queue, self._forecast
+        return QueueStatus(
+            queue.num_waiting_tokens,
+            forecast.prompt_tokens_per_s,
+            queue.weight,
+            forecast.answer_tokens,
+        )
 
     @property
     def is_backlogged(self) -> bool:

@@ -1,10 +1,11 @@
 """Prediction of the time until a waiting sequence has its first token.
 
 By Little's law it is the work that is computed before, divided by the speed: either the prompts
-ahead, computed in full steps, or the rounds in which sequences ahead leave their slots, whichever
-takes longer. A round has one sequence of mean length in each slot. These inputs are measured: the
-seconds of a step, the length of an answer, the ratio of computed to expected prompt tokens, and the
-factor by which a backlogged queue takes longer than predicted.
+ahead, computed in full steps, or the rounds in which sequences ahead leave their slots
+(`workers.wire.queue_wait`), whichever takes longer. A round has one sequence of mean length in each
+slot. These inputs are measured: the seconds of a step, the length of an answer, the ratio of
+computed to expected prompt tokens, and the factor by which a backlogged queue takes longer than
+predicted.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from typing import NamedTuple
 from workers.policies.step_cost import StepTime
 from workers.policies.tenant_queue import QueueLoad
 from workers.scheduling.sequence import Sequence
+from workers.wire.queue_wait import ASSUMED_ANSWER_TOKENS, slot_wait_s
 
-ASSUMED_ANSWER = 64.0
-"""Assumed number of tokens of an answer. The assumption has the weight of `ASSUMED_ANSWERS`
-measured answers."""
 ASSUMED_ANSWERS = 4.0
+"""Number of measured answers as which `ASSUMED_ANSWER_TOKENS` counts."""
 KEPT = 0.97
 """Factor by which each new answer reduces the weight of earlier answers, and each new prompt the
 weight of earlier prompts."""
@@ -69,7 +69,7 @@ class QueueForecast:
         self.max_num_seqs = max_num_seqs
         self._max_batched_tokens = max_batched_tokens
         self._num_answers = ASSUMED_ANSWERS
-        self._num_answer_tokens = ASSUMED_ANSWERS * ASSUMED_ANSWER
+        self._num_answer_tokens = ASSUMED_ANSWERS * ASSUMED_ANSWER_TOKENS
         self._num_expected_tokens = self._num_computed_tokens = 1.0
         self._backlog = [0.0] * 4
         """Decaying sums over the steps during which sequences waited: their seconds, their number,
@@ -109,13 +109,18 @@ class QueueForecast:
         seconds = self._step_time.predict(num_tokens, 0)
         return num_tokens / (seconds * self._slowdown) if seconds else 0.0
 
+    @property
+    def answer_tokens(self) -> float:
+        """Mean number of tokens of recent answers."""
+        return self._num_answer_tokens / self._num_answers
+
     def running_work(self, sequences: Iterable[Sequence]) -> RunningWork:
         """Returns the remaining work of these running sequences."""
         sequences = list(sequences)
         num_generated = [sequence.num_generated for sequence in sequences]
         num_answers = self._num_answers + len(sequences)
         answer = (self._num_answer_tokens + sum(num_generated)) / num_answers
-        answer = max(answer, self._num_answer_tokens / self._num_answers)
+        answer = max(answer, self.answer_tokens)
         num_left = [sequence.max_len - len(sequence.tokens) for sequence in sequences]
         # Each running answer is expected to have at least half of a mean answer left.
         expected = [max(answer - number, answer / 2) for number in num_generated]
@@ -134,13 +139,13 @@ class QueueForecast:
         num_slots = min(self.max_num_seqs, memory_tokens / max(length, 1.0))
         num_slots = max(num_slots, num_running, 1.0)
         num_prompt = num_begun + ahead.num_requests * prompt
-        seconds = self._total_s(0, num_prompt, num_prompt * prompt / 2)
         num_behind = ahead.num_requests - (num_slots - num_running)
+        seconds = self._total_s(0, num_prompt, num_prompt * prompt / 2)
         if num_behind > 0:
             attended = prompt * prompt / 2 + answer * (prompt + answer / 2)
             tokens = num_slots * (prompt + answer)
             round_s = self._total_s(answer, tokens, num_slots * attended)
-            seconds = max(seconds, num_behind / num_slots * round_s)
+            seconds = max(seconds, slot_wait_s(num_behind, num_slots, round_s))
             releases = running.releases[: math.ceil(num_behind)]
             if releases:
                 num_rows = num_running * releases[-1]

@@ -32,11 +32,13 @@ class QueueStatus(NamedTuple):
     - num_tokens: number of tokens of waiting sequences, without tokens that are known to be cached.
     - prompt_tokens_per_s: number of prompt tokens that are computed per second; 0 if unknown.
     - weight: sum of the weights of all tenants with work.
+    - answer_tokens: mean number of tokens of recent answers; 0 if unknown.
     """
 
     num_tokens: int
     prompt_tokens_per_s: float
     weight: int
+    answer_tokens: float = 0.0
 
 
 class SchedulingPolicy(Protocol):

@@ -66,6 +66,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     request; 0 if unknown."""
     decode_step_s: float = 0.0
     """Mean seconds of recent steps that computed no prompt; 0 if unknown."""
+    answer_tokens: float = 0.0
+    """Mean number of tokens of recent answers; 0 if unknown."""
     adapter_loads: dict[str, int] = {}
     """Number of adapter loads to each tier, "host" or "device"."""
     adapter_load_s: dict[str, float] = {}

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from gateway.dispatch.routing import ADAPTER_BYTES, best, predict, weigh
 from gateway.dispatch.run import Work
-from gateway.dispatch.standings import ANSWER_TOKENS, NUM_DRAWN, STALE_S, Report, Standing, Workers
+from gateway.dispatch.standings import NUM_DRAWN, STALE_S, Report, Standing, Workers
 from workers.wire.protocol import AdapterRef, Generate, SamplingParams
+from workers.wire.queue_wait import ASSUMED_ANSWER_TOKENS
 from workers.wire.status import AdapterStatus, ModelStatus, WorkerStatus
 
 RATE = 1000.0
 STEP_S = 0.02
+ANSWER_TOKENS = 100
 MB = 1 << 20
 IDLE = ModelStatus(
     *("m", "m", 0, 0, 100, 100, 0, 0, 0, 0),
@@ -24,6 +26,7 @@ IDLE = ModelStatus(
     load_s=2.0,
     prefill_tokens_per_s=RATE,
     decode_step_s=STEP_S,
+    answer_tokens=ANSWER_TOKENS,
 )
 OTHER = msgspec.structs.replace(IDLE, digest="other")
 
@@ -85,6 +88,10 @@ def test_the_terms() -> None:
     answer_s = ANSWER_TOKENS * STEP_S
     assert near(seconds(work(), worker(num_running=7)), 100 / RATE)
     assert near(seconds(work(), worker(num_running=8, num_waiting=1)), 0.1 + 2 * answer_s / 8)
+    short = worker(num_running=8, answer_tokens=16.0)
+    assert near(seconds(work(), short), 0.1 + 16 * STEP_S / 8)
+    unknown = worker(num_running=8, answer_tokens=0.0)
+    assert near(seconds(work(), unknown), 0.1 + ASSUMED_ANSWER_TOKENS * STEP_S / 8)
     copy_s = 1e-3 + ADAPTER_BYTES / 2.5e9
     lora = work(adapter="a")
     assert near(seconds(lora, worker(("a", "device"))), 0.1)
@@ -212,13 +219,14 @@ def test_what_was_sent_counts_and_fades() -> None:
 
 def test_what_waits_for_its_limits_counts_until_then_and_does_not_fade() -> None:
     """A report in the meantime changes nothing of it."""
+    row_s = ANSWER_TOKENS * STEP_S / 8
     workers = together([worker(num_running=7)])
     with workers.claimed(0, work(400), 100):
-        assert near(seconds(work(), workers.standings[0], now=1.0), 0.1 + 0.3 + 0.32)
+        assert near(seconds(work(), workers.standings[0], now=1.0), 0.1 + 0.3 + row_s)
         workers.put(0, worker(num_running=7))
-        assert near(seconds(work(), workers.standings[0], now=9.0), 0.1 + 0.3 + 0.32)
+        assert near(seconds(work(), workers.standings[0], now=9.0), 0.1 + 0.3 + row_s)
         workers.standings[0].num_gateways = 2.0
-        assert near(seconds(work(), workers.standings[0], now=9.0), 0.1 + 0.6 + 0.64)
+        assert near(seconds(work(), workers.standings[0], now=9.0), 0.1 + 0.6 + 2 * row_s)
     assert near(seconds(work(), workers.standings[0], now=9.0), 0.1)
 
 

@@ -11,6 +11,7 @@ from tests.workers.counting import Market, StepCost
 from tests.workers.scheduling.test_fairness import ask
 from workers.execution.speed import measure_speed
 from workers.execution.step_input import PendingStep, StepInput
+from workers.wire.queue_wait import ASSUMED_ANSWER_TOKENS
 
 NUM_SLOTS = 8
 
@@ -86,3 +87,11 @@ def test_time_without_steps_of_this_model_counts_for_nothing(is_suspended: bool)
     while len(market.scheduler.waiting):
         market.step()
         assert prompt_tokens_per_s(market) == pytest.approx(known, rel=0.01)
+
+
+def test_the_mean_length_of_recent_answers_is_reported() -> None:
+    market = backlogged(max_tokens=2)
+    assert market.scheduler.policy.status.answer_tokens == ASSUMED_ANSWER_TOKENS
+    while market.scheduler.has_work:
+        market.step()
+    assert market.scheduler.policy.status.answer_tokens == pytest.approx(2, abs=1)
