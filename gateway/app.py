@@ -12,14 +12,7 @@ from gateway import telemetry
 from gateway.catalog.catalog import SnapshotSource
 from gateway.config import GatewayConfig
 from gateway.control.tasks import ControlTasks
-from gateway.http.routes import (
-    completions,
-    embeddings,
-    messages,
-    models,
-    public,
-    tokens,
-)
+from gateway.http.routes import answers, models, public, tokens
 from gateway.http.routing import CrossOrigin, DataPlane
 from gateway.requests.services import Gateway
 from store.database import Database
@@ -27,15 +20,15 @@ from store.periodic import repeat
 from workers.wire.client import WorkerClient
 
 ROUTES = [
-    completions.create_chat_completion,
-    completions.create_completion,
-    completions.create_response,
-    embeddings.create_embeddings,
-    embeddings.embed,
-    embeddings.create_scores,
-    embeddings.rerank,
-    messages.create_message,
-    messages.count_message_tokens,
+    answers.create_chat_completion,
+    answers.create_completion,
+    answers.create_response,
+    answers.create_embeddings,
+    answers.embed,
+    answers.create_scores,
+    answers.rerank,
+    answers.create_message,
+    tokens.count_message_tokens,
     models.list_models,
     models.get_model,
     tokens.tokenize,

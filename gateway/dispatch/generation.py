@@ -8,13 +8,12 @@ import contextlib
 import logging
 import time
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
 from gateway.dispatch.failover import Failover, RetryState
 from gateway.dispatch.run import Run
-from gateway.dispatch.sequence import Choice, Delta, PromptUsage, Sequence
+from gateway.dispatch.sequence import Choice, Delta, Move, PromptUsage, Sequence, WorkerTimes
 from gateway.exceptions import DeadlineExceeded
 from gateway.limits.admission import Reservation, Usage
 from workers.wire.client import SequenceEvent, Silence, WorkerClient, WorkerFailed
@@ -26,7 +25,6 @@ from workers.wire.protocol import (
     PromptProgress,
     SamplingParams,
     SequenceOutput,
-    SequenceTimes,
 )
 
 log = logging.getLogger(__name__)
@@ -49,30 +47,6 @@ vectors have more. Sending all of them at once would fill a worker's queue witho
 more efficient."""
 MAX_MOVES = 16
 """Maximum number of moves of one request that are recorded for its trace."""
-
-
-class Move(NamedTuple):
-    """Move of a sequence to another worker, after its worker refused it or was lost."""
-
-    at: float
-    """Time of time.perf_counter() at which the sequence was sent to the new worker."""
-    from_worker: str
-    to_worker: str
-    reason: str
-    """Error code of the failure that caused the move."""
-    num_resumed: int
-    """Number of tokens that the sequence had generated before the move."""
-
-
-class WorkerTimes(NamedTuple):
-    """Times of one sequence's stages, as reported by a worker."""
-
-    worker_id: str
-    sent_at: float
-    """Time of time.perf_counter() at which the sequence was sent."""
-    times: SequenceTimes
-    is_last: bool
-    """Whether the times were reported with the end of the sequence."""
 
 
 class Generation:
@@ -451,25 +425,13 @@ class Generation:
         return False
 
     def _frame_for(self, sequence: Sequence, worker: WorkerClient) -> Generate:
-        """Returns the frame that continues the sequence on this worker, after the tokens generated
-        so far."""
-        frame, params = sequence.frame, sequence.frame.params
-        is_answering, now = self.first_output_at is not None, time.perf_counter()
-        adapter = frame.adapter and self._run.target.adapter_for(
-            worker.models[frame.model].adapter_layout
-        )
-        waited_s = frame.waited_s + (now - sequence.sent_at if sequence.sent_at else 0.0)
-        if sequence.tokens and params.prompt_logprobs is not None:
-            # The prompt is not scored again, because its scores arrived with the first token.
-            params = msgspec.structs.replace(params, prompt_logprobs=None)
-        return msgspec.structs.replace(
-            frame,
-            params=params,
-            adapter=adapter,
-            tokens=[*sequence.choice.prompt, *sequence.tokens],
-            num_resumed=len(sequence.tokens),
-            timeout_s=None if is_answering else self._run.deadline - now,
-            waited_s=0.0 if is_answering else waited_s,
+        """Returns the frame that continues the sequence on this worker."""
+        frame, target = sequence.frame, self._run.target
+        layout = worker.models[frame.model].adapter_layout
+        is_answering = self.first_output_at is not None
+        return sequence.next_frame(
+            frame.adapter and target.adapter_for(layout),
+            None if is_answering else self._run.deadline,
         )
 
     async def _look_for_workers(self) -> None:

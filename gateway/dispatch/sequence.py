@@ -27,11 +27,13 @@ from gateway.text.parsers.parser import (
 from gateway.text.parsers.stopping import StoppingParser
 from workers.wire.client import Sink, WorkerClient, WorkerFailed
 from workers.wire.protocol import (
+    AdapterRef,
     ErrorCode,
     FinishReason,
     Generate,
     PromptProgress,
     SequenceOutput,
+    SequenceTimes,
     TokenLogprobs,
 )
 
@@ -287,6 +289,30 @@ class PromptUsage:
             self.num_reached = num_positions
 
 
+class Move(NamedTuple):
+    """Move of a sequence to another worker, after its worker refused it or was lost."""
+
+    at: float
+    """Time of time.perf_counter() at which the sequence was sent to the new worker."""
+    from_worker: str
+    to_worker: str
+    reason: str
+    """Error code of the failure that caused the move."""
+    num_resumed: int
+    """Number of tokens that the sequence had generated before the move."""
+
+
+class WorkerTimes(NamedTuple):
+    """Times of one sequence's stages, as reported by a worker."""
+
+    worker_id: str
+    sent_at: float
+    """Time of time.perf_counter() at which the sequence was sent."""
+    times: SequenceTimes
+    is_last: bool
+    """Whether the times were reported with the end of the sequence."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Choice of a prompt, with the worker that computes it and all that was received for it."""
@@ -318,3 +344,22 @@ class Sequence:
         sent_at = time.perf_counter()
         self.id = worker.send(self.frame, sink)
         self.sent_at, self.worker, self.worker_id = sent_at, worker, worker.instance_id
+
+    def next_frame(self, adapter: AdapterRef | None, deadline: float | None) -> Generate:
+        """Returns the frame that continues the sequence after the tokens generated so far, with the
+        adapter as the next worker needs it. `deadline` is the time of time.perf_counter() by which
+        the request's first output is due. None if the request has an output."""
+        frame, params, now = self.frame, self.frame.params, time.perf_counter()
+        waited_s = frame.waited_s + (now - self.sent_at if self.sent_at else 0.0)
+        if self.tokens and params.prompt_logprobs is not None:
+            # The prompt is not scored again, because its scores arrived with the first token.
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        return msgspec.structs.replace(
+            frame,
+            params=params,
+            adapter=adapter,
+            tokens=[*self.choice.prompt, *self.tokens],
+            num_resumed=len(self.tokens),
+            timeout_s=None if deadline is None else deadline - now,
+            waited_s=0.0 if deadline is None else waited_s,
+        )

@@ -12,8 +12,9 @@ from operator import itemgetter
 import msgspec
 
 from gateway import telemetry
-from gateway.dispatch.generation import Generation, WorkerTimes
+from gateway.dispatch.generation import Generation
 from gateway.dispatch.run import Run
+from gateway.dispatch.sequence import WorkerTimes
 from gateway.exceptions import UsageUnavailable, error_type
 from gateway.limits.admission import Reservation
 from gateway.metering.usage_loader import Status, UsageRecord

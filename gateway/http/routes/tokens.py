@@ -1,4 +1,5 @@
-"""Defines routes that convert text to token ids and back, as the completion routes do."""
+"""Defines routes that convert text to token ids and back, or count them, as the routes that workers
+answer do."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dialects.chat_messages import neutral_messages, read_tools
 from gateway.dialects.dropped import header_of
 from gateway.dialects.history import ConversationReader
+from gateway.dialects.messages_fields import CountTokensRequest, TokenCount
 from gateway.dialects.token_ids import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -14,6 +16,7 @@ from gateway.dialects.token_ids import (
 )
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.http.request import INFERENCE, HttpRequest
+from gateway.http.routes.answers import MESSAGES, dropped_header
 from gateway.http.routing import Answer, post
 from gateway.limits.bounds import check_template_arguments, check_tools
 from gateway.request import Conversation
@@ -87,6 +90,26 @@ async def detokenize(request: HttpRequest, data: DetokenizeRequest) -> Answer[De
         data.tokens, domain=request.caller.cache_domain, max_bytes=MAX_TEXT_BYTES
     )
     return Answer(DetokenizeResponse(prompt=prompt))
+
+
+@post("/v1/messages/count_tokens", needs=INFERENCE)
+async def count_message_tokens(
+    request: HttpRequest, data: CountTokensRequest
+) -> Answer[TokenCount]:
+    """Returns the number of tokens in a conversation's prompt, which may exceed the context."""
+    neutral = MESSAGES.count(data).with_dropped(*request.dropped)
+    target, tokenizer = await tokenizer_of(request, neutral.model)
+    check_tools(neutral.tools, neutral.tool_choice, neutral.dropped)
+    check_template_arguments(neutral.template_arguments)
+    tokens, change, _ = await tokenizer.encode_chat(
+        neutral.conversation,
+        domain=request.caller.cache_domain,
+        template=target.chat_template(),
+        max_tokens=max_counted(target),
+    )
+    if change:
+        neutral = neutral.with_dropped(change)
+    return Answer(TokenCount(len(tokens)), headers=dropped_header(neutral))
 
 
 def max_counted(target: ResolvedModel) -> int:

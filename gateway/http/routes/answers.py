@@ -1,4 +1,4 @@
-"""Defines the routes that generate text, and `answer`, which handles all requests for workers."""
+"""Defines the routes that workers answer, each of which passes its body to `answer`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from typing import TypeVar
 from litestar.types import ASGIApp
 
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
+from gateway.dialects.cohere_embeddings import CohereEmbeddings, EmbedRequest
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dialects.dialect import AnswerContext, AnswerFormat, Dialect
 from gateway.dialects.dropped import header_of
+from gateway.dialects.embeddings import EmbeddingRequest, Embeddings
+from gateway.dialects.messages import Messages
+from gateway.dialects.messages_fields import MessagesRequest
+from gateway.dialects.relevance_scores import Reranking, RerankRequest, ScoreRequest, Scores
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.http.request import INFERENCE, HttpRequest
@@ -22,11 +27,15 @@ from gateway.requests.request_scope import Started
 CHAT_COMPLETIONS = ChatCompletions()
 COMPLETIONS = Completions()
 RESPONSES = Responses()
+MESSAGES = Messages()
+EMBEDDINGS = Embeddings()
+COHERE_EMBEDDINGS = CohereEmbeddings()
+SCORES = Scores()
+RERANKING = Reranking()
 
 B = TypeVar("B")
 
 answering = partial(post, needs=INFERENCE, on_worker=True)
-"""Declares a route whose function passes its body to `answer`."""
 
 
 @answering("/v1/chat/completions")
@@ -45,6 +54,36 @@ async def create_completion(request: HttpRequest, data: CompletionRequest) -> AS
 async def create_response(request: HttpRequest, data: ResponsesRequest) -> ASGIApp:
     """Answers a conversation of items, as one response or as a stream of events. Stores nothing."""
     return await answer(request, RESPONSES, data)
+
+
+@answering("/v1/embeddings")
+async def create_embeddings(request: HttpRequest, data: EmbeddingRequest) -> ASGIApp:
+    """Returns a vector of length 1 for each input."""
+    return await answer(request, EMBEDDINGS, data)
+
+
+@answering("/v2/embed")
+async def embed(request: HttpRequest, data: EmbedRequest) -> ASGIApp:
+    """Returns a vector of length 1 for each text, in Cohere's form."""
+    return await answer(request, COHERE_EMBEDDINGS, data)
+
+
+@answering("/v1/score", "/score")
+async def create_scores(request: HttpRequest, data: ScoreRequest) -> ASGIApp:
+    """Returns how relevant texts are to other texts, from 0 to 1, as computed by a reranker."""
+    return await answer(request, SCORES, data)
+
+
+@answering("/v1/rerank", "/v2/rerank", "/rerank")
+async def rerank(request: HttpRequest, data: RerankRequest) -> ASGIApp:
+    """Returns documents by their relevance to a query, as a causal reranker judges."""
+    return await answer(request, RERANKING, data)
+
+
+@answering("/v1/messages")
+async def create_message(request: HttpRequest, data: MessagesRequest) -> ASGIApp:
+    """Answers a conversation, as one message or as a stream of its blocks."""
+    return await answer(request, MESSAGES, data)
 
 
 async def answer(http: HttpRequest, dialect: Dialect[B], body: B) -> ASGIApp:
