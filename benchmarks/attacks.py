@@ -30,7 +30,7 @@ from tests.e2e.attack_client import Attack
 from tests.e2e.cluster import Cluster
 from tests.e2e.floods import Noticed, other_tenant
 from tests.e2e.measured_gateway import SECTIONS_FILE, read_sections
-from tests.e2e.memory_attacks import GATEWAY_BYTES, Usage, attacked, attacking, attacks
+from tests.e2e.memory_attacks import GATEWAY_BYTES, Usage, attacked, attacks, slowly_attacking
 from tests.e2e.shares import ORDINARY
 
 ALONE = "nothing"
@@ -70,9 +70,9 @@ async def one_round(
     for attack in chosen:
         if sections is not None:
             sections.unlink(missing_ok=True)
-        async with attacking(cluster, attack) as statuses:
+        async with slowly_attacking(cluster, attack) as answers:
             found[attack.name] = await measure(cluster, seconds, alone)
-        console.print(f"{attack.name}: {statuses}, {found[attack.name].ratio:.2f} times")
+        console.print(f"{attack.name}: {answers.statuses}, {found[attack.name].ratio:.2f} times")
         for section in read_sections(sections)[:NUM_SECTIONS] if sections else ():
             console.print(f"  {section.cpu_s * 1e3:.0f} ms {section.stack}")
     return found

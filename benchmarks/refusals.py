@@ -27,14 +27,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe
+from tests.e2e.attack_client import Answers, AttackClient
 from tests.e2e.cluster import Cluster
-from tests.e2e.flood_client import Answers, FloodClient
 from tests.e2e.floods import (
-    FLOOD_PER_S,
     NO_TOKEN,
     NUM_CLIENTS,
     Noticed,
     finished_per_s,
+    flood_order,
     flooded,
     flooding,
     large_request,
@@ -59,16 +59,15 @@ async def refusal_cost(cluster: Cluster, body: bytes, count: int) -> tuple[float
     refusal if there is only one client, and all answers."""
     gateway, answers = cluster.gateways["gateway-0"], Answers()
     process = psutil.Process(gateway.pid)
-    clients = [
-        FloodClient(gateway.url, cluster.keys[HEAVY], answers) for _ in range(NUM_CONNECTIONS)
-    ]
+    order = flood_order(gateway.url, cluster.keys[HEAVY])
+    clients = [AttackClient(order, answers) for _ in range(NUM_CONNECTIONS)]
     seconds: list[float] = []
     for _ in range(100):
         began = time.perf_counter()
         await clients[0].ask(body)
         seconds.append(time.perf_counter() - began)
 
-    async def ask(client: FloodClient) -> None:
+    async def ask(client: AttackClient) -> None:
         for _ in range(count // NUM_CONNECTIONS):
             await client.ask(body)
 
@@ -98,7 +97,8 @@ async def use_up_refusals(cluster: Cluster) -> None:
     """Exhausts the tenant's limit of refusals, with requests that are refused after their bodies
     are read."""
     answers = Answers()
-    client = FloodClient(cluster.gateways["gateway-0"].url, cluster.keys[HEAVY], answers)
+    order = flood_order(cluster.gateways["gateway-0"].url, cluster.keys[HEAVY])
+    client = AttackClient(order, answers)
     body = large_request(random.Random(0), NO_TOKEN)
     while TOO_MANY not in answers.codes:
         await client.ask(body)
@@ -138,7 +138,7 @@ async def show_other_tenant(cluster: Cluster, seconds: float) -> None:
         await limit(cluster, HEAVY, **limits)
         alone = await other_tenant(url, keys[ORDINARY[0]], seconds)
         body = large_request(random.Random(0), last_token)
-        async with flooding(url, keys[HEAVY], FLOOD_PER_S, body) as answers:
+        async with flooding(url, keys[HEAVY], body) as answers:
             beside = await other_tenant(url, keys[ORDINARY[0]], seconds)
         table.add_row(*noticed_row("nothing", alone))
         table.add_row(*noticed_row(f"{limits or 'wrong requests'}", beside))

@@ -21,7 +21,7 @@ import boto3
 import httpx
 import pytest
 
-from tests.stack import free_port
+from tests.plane import free_port
 
 BUCKET = "bucket"
 AZURITE = Path(sys.prefix) / "azurite" / "node_modules" / ".bin" / "azurite-blob"

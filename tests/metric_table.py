@@ -9,7 +9,7 @@ from typing import NamedTuple
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.stack import ROOT
+from tests.preloaded import ROOT
 
 DOCUMENT = ROOT / "docs" / "operate" / "metrics.md"
 OTHERS = ("process_", "python_")

@@ -16,7 +16,7 @@ import httpx
 import yaml
 
 from tests.dashboards import FOLDER
-from tests.stack import free_port
+from tests.plane import free_port
 
 PROGRAM = shutil.which("prometheus")
 DEADLINE_S = 60.0

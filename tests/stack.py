@@ -3,13 +3,11 @@ HTTP."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import itertools
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,34 +18,18 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from loraplex.box.postgres import EmbeddedPostgres
+from tests.plane import START_TIMEOUT_S, Plane, free_port, variables
 from tests.postgres import initialise
-from tests.preloaded import ROOT, Forked, preloaded, run
+from tests.preloaded import ROOT, run
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
 PLAIN = (sys.executable, "-m", "loraplex")
 """The command of this installation."""
-START_TIMEOUT_S = 180.0
 MAX_QUEUE_WAIT_S = 150.0
 """Ten times what the product is set to: a machine that is slow just then refuses nobody who is not
 meant to be refused."""
-
-
-PORTS = range(10_000, 32_000)
-"""Below those that the kernel gives to clients, which could get one before its server binds it."""
-_numbers = itertools.count(200 * os.getpid())
-"""Counter for the choice of ports. Test processes of the same time begin at different ports."""
-
-
-def free_port() -> int:
-    """Returns a port that nothing uses. Each call returns another one."""
-    for number in _numbers:
-        port = PORTS[number % len(PORTS)]
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("unreachable")
 
 
 class Stack:
@@ -67,85 +49,58 @@ class Stack:
         self.data_dir = data_dir
         self._command = command
         self._cwd = cwd
-        self.url = f"http://127.0.0.1:{free_port()}"
-        self._arguments = arguments
         self._has_database = "database_url" in settings
         """An external one."""
-        self._environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("LORAPLEX_")},
-            "LORAPLEX_DATA_DIR": str(data_dir),
-            "LORAPLEX_PORT": self.url.rpartition(":")[2],
-            "LORAPLEX_MANAGEMENT_PORT": "0",
-            "LORAPLEX_URL": self.url,
-            "LORAPLEX_MAX_QUEUE_WAIT": str(MAX_QUEUE_WAIT_S),
-            **{f"LORAPLEX_{name.upper()}": str(value) for name, value in settings.items()},
-        }
-        self._process: subprocess.Popen[bytes] | Forked | None = None
+        port = free_port()
+        self._plane = Plane(
+            ("tests.forking", "serve", *arguments)
+            if command is None
+            else (*command, "serve", *arguments),
+            kind="forked" if command is None else "process",
+            port=port,
+            environment={
+                **{k: v for k, v in os.environ.items() if not k.startswith("LORAPLEX_")},
+                **variables(
+                    data_dir=data_dir,
+                    port=port,
+                    management_port=0,
+                    url=f"http://127.0.0.1:{port}",
+                    max_queue_wait=MAX_QUEUE_WAIT_S,
+                ),
+                **variables(**settings),
+            },
+            log=data_dir / "serve.log",
+            folder=cwd,
+        )
+        self.url = self._plane.url
+        self._is_started = False
 
     @property
     def log(self) -> str:
-        path = self.data_dir / "serve.log"
-        return path.read_text() if path.exists() else ""
+        return self._plane.log_text
 
     def start(self) -> None:
         """Returns when /readyz says so."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        self._process = self._launch(self.data_dir / "serve.log")
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            assert not self._has_ended, self.log[-4000:]
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/readyz").status_code == 200 and self.keys:
-                    return
-            time.sleep(0.1)
-        raise AssertionError(f"not ready after {START_TIMEOUT_S} s: {self.log[-4000:]}")
+        if self._command is None and not self._has_database:
+            postgres = EmbeddedPostgres(self.data_dir)
+            if not postgres.cluster.exists():
+                initialise(postgres, self.data_dir)
+        self._is_started = True
+        asyncio.run(self._plane.start())
+        while not self.keys:
+            time.sleep(0.05)
 
     def stop(self) -> None:
-        """SIGTERM, as a service manager would."""
-        if self._process is not None:
-            os.kill(self._process.pid, signal.SIGTERM)
-            assert self._wait(60) == 0, self.log[-4000:]
-            self._process = None
-
-    def _launch(self, log: Path) -> subprocess.Popen[bytes] | Forked:
-        if self._command is None:
-            postgres = EmbeddedPostgres(self.data_dir)
-            if not self._has_database and not postgres.cluster.exists():
-                initialise(postgres, self.data_dir)
-            return preloaded().start(
-                "tests.forked_box",
-                *("serve", *self._arguments),
-                environment=self._environment,
-                outputs=[log, log],
-                folder=self._cwd,
-            )
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                [*self._command, "serve", *self._arguments],
-                cwd=self._cwd,
-                env=self._environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        """Ends it as a service manager does, if it was started and not killed."""
+        if self._is_started:
+            self._is_started = False
+            assert asyncio.run(self._plane.end()) == 0, self.log[-4000:]
 
     def kill(self) -> None:
-        """SIGKILL; its children end with it."""
-        os.kill(self.pid, signal.SIGKILL)
-        self._wait(60)
-        self._process = None
-
-    @property
-    def _has_ended(self) -> bool:
-        assert self._process is not None
-        if isinstance(self._process, Forked):
-            return self._process.ended.done()
-        return self._process.poll() is not None
-
-    def _wait(self, timeout_s: float) -> int:
-        assert self._process is not None
-        if isinstance(self._process, Forked):
-            return self._process.ended.result(timeout_s)
-        return self._process.wait(timeout_s)
+        """Kills it; its children end with it."""
+        self._is_started = False
+        asyncio.run(self._plane.kill())
 
     @property
     def bin(self) -> Path:
@@ -155,8 +110,7 @@ class Stack:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        return self._plane.pid
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -165,7 +119,7 @@ class Stack:
 
     def cli(self, *arguments: str, key: str | None = None, stdin: str = "") -> str:
         """The command's standard output; its key is the admin's unless given."""
-        environment = {**self._environment, "LORAPLEX_KEY": key or self.keys["admin"]}
+        environment = {**self._plane.environment, "LORAPLEX_KEY": key or self.keys["admin"]}
         if self._command is None and not stdin:
             done = run("loraplex", *arguments, environment=environment, folder=self._cwd)
             assert done.status == 0, f"{arguments}: {done.stdout}{done.stderr}"

@@ -9,7 +9,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
-from tests.stack import ROOT
+from tests.preloaded import ROOT
 
 LEFT_OUT = (".git", ".venv", ".*_cache", "__pycache__", "*.egg-info", "build", "tests")
 

@@ -15,13 +15,12 @@ from litestar import Litestar
 from adapters.store.folder import LocalStore
 from admin.app import create_app
 from admin.http.plane import AdminConfig, AdminPlane
-from admin.keys.keys import create_key
 from store.database import EVERYTHING, Database
 from tests.adapters.files import BASE
+from tests.admin.serve import PATH, PEPPER, admin_key, bearing
+from tests.plane import Plane as Server
 from tests.postgres import fresh_database
-from tests.serving import serving
 
-PEPPER = b"pepper of the tests"
 MAX_UPLOAD_BYTES = 1 << 20
 CONFIG = AdminConfig(pepper=PEPPER, max_upload_bytes=MAX_UPLOAD_BYTES)
 
@@ -100,8 +99,7 @@ class Plane(msgspec.Struct):
         return answer.json()
 
     def bearing(self, key: str) -> httpx.AsyncClient:
-        headers = {"authorization": f"Bearer {key}"}
-        client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30)
+        client = bearing(self.url, key)
         self.clients.append(client)
         return client
 
@@ -125,11 +123,9 @@ async def plane(
     own = await Database.connect(dsn)
     store = tmp_path / "store"
     app.state.admin = AdminPlane(CONFIG, own, LocalStore(store))
-    async with database.transaction() as connection:
-        _, text = await create_key(connection, PEPPER, None)
-    async with serving(app) as url:
-        plane = Plane(f"{url}/admin/v1", database, store)
-        plane.bearing(text)
+    async with Server(app) as served:
+        plane = Plane(served.url + PATH, database, store)
+        plane.bearing(await admin_key(database))
         yield plane
         for client in plane.clients:
             await client.aclose()

@@ -29,14 +29,14 @@ from litestar import Litestar
 from adapters.store.folder import LocalStore
 from admin.app import create_app
 from admin.http.plane import AdminPlane
-from admin.keys.keys import create_key
 from loraplex.cli import cli
 from store.database import EVERYTHING, Database
 from store.records import ADMIN_SCOPES, TENANT_SCOPES
 from tests.admin.calls import ABSENT, ROUTES, Furnished, Route, furnish
-from tests.admin.conftest import CONFIG, PEPPER, Plane
+from tests.admin.conftest import CONFIG, Plane
+from tests.admin.serve import admin_key
+from tests.plane import Plane as Server
 from tests.postgres import fresh_database, server
-from tests.serving import serving
 
 RECORD = Path(__file__).with_name("recorded.json.gz")
 VARYING = (
@@ -194,13 +194,11 @@ def drawn_alike(seed: int) -> Iterator[None]:
 @asynccontextmanager
 async def recorder(folder: Path) -> AsyncIterator[Recorder]:
     app = create_app(CONFIG, database=cast("Database", None), store=LocalStore(folder / "none"))
-    async with serving(app) as url:
+    async with Server(app) as served:
         with fresh_database() as dsn, drawn_alike(1):
-            made = Recorder(app, url, dsn, folder / "store")
+            made = Recorder(app, served.url, dsn, folder / "store")
             async with made.plane(dsn, made.store) as plane:
-                async with plane.database.transaction() as connection:
-                    _, text = await create_key(connection, PEPPER, None)
-                plane.bearing(text)
+                plane.bearing(await admin_key(plane.database))
                 made.furnished = await furnish(plane)
             yield made
             for client in plane.clients:

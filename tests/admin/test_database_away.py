@@ -11,11 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from admin.keys.keys import create_key
 from loraplex.roles.planes import ADMIN_ACQUIRE_S
 from store.database import Database
 from store.records import new_key
-from tests.admin.serve import PEPPER, served
+from tests.admin.serve import administration
 from tests.proxy import PostgresProxy, Way, everything
 
 SOON_S = 4.0
@@ -35,18 +34,10 @@ async def proxy(dsn: str, tmp_path: Path) -> AsyncIterator[PostgresProxy]:
 
 
 @pytest.fixture
-async def client(
-    proxy: PostgresProxy, database: Database, tmp_path: Path
-) -> AsyncIterator[httpx.AsyncClient]:
+async def client(proxy: PostgresProxy, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """An admin's, of a plane that reaches its database through the proxy."""
-    async with database.transaction() as connection:
-        _, key = await create_key(connection, PEPPER, None)
     own = await Database.connect(proxy.dsn, acquire_timeout=ADMIN_ACQUIRE_S)
-    headers = {"authorization": f"Bearer {key}"}
-    async with (
-        served(own, tmp_path / "store") as url,
-        httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client,
-    ):
+    async with administration(own, tmp_path / "store") as client:
         assert (await client.get("/tenants")).status_code == 200
         yield client
     proxy.reset()

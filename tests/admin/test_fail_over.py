@@ -10,17 +10,15 @@ from pathlib import Path
 from urllib.parse import quote
 
 import asyncpg
-import httpx
 import pytest
 
-from admin.keys.keys import create_key
 from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.roles.bootstrap import migrate_database
 from loraplex.roles.planes import ADMIN_ACQUIRE_S
 from loraplex.roles.probes import UNAVAILABLE, Readiness
 from store.database import READ_ONLY, Database
 from store.errors import DatabaseUnavailable
-from tests.admin.serve import PEPPER, served
+from tests.admin.serve import administration
 from tests.gateway.live import Live, eventually
 from tests.proxy import PostgresProxy
 from tests.standby import primary_and_standby
@@ -71,14 +69,8 @@ async def test_an_admin_plane_leaves_a_standby(
     primary, standby = servers
     database = await Database.connect(proxy.dsn, acquire_timeout=ADMIN_ACQUIRE_S)
     readiness = Readiness(database)
-    async with database.transaction("*") as connection:
-        _, key = await create_key(connection, PEPPER, None)
-    await everywhere(primary, standby)
-    headers = {"authorization": f"Bearer {key}"}
-    async with (
-        served(database, tmp_path / "store") as url,
-        httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client,
-    ):
+    async with administration(database, tmp_path / "store") as client:
+        await everywhere(primary, standby)
         assert (await client.post("/tenants", json={"name": "before"})).status_code == 201
         assert await readiness.check() is None
         lead_to(proxy, standby)

@@ -16,7 +16,7 @@ from loraplex.roles.bootstrap import migrate_database
 from store.database import EVERYTHING, Connection, Database
 from store.errors import ApiError, DatabaseUnavailable, MigrationError
 from tests.postgres import SETTINGS, fresh_database, own_server, schema_of, server
-from tests.stack import ROOT
+from tests.preloaded import ROOT
 
 TABLES = (
     "SELECT string_agg(table_name, ',' ORDER BY table_name) FROM information_schema.tables"

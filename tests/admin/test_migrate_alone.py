@@ -14,7 +14,7 @@ import pytest
 from admin.migrate import Migration, migrate
 from store.database import Database
 from store.errors import ApiError
-from tests.stack import ROOT
+from tests.preloaded import ROOT
 
 TABLE = Migration(
     1,

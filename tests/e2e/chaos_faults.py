@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from loraplex.box.postgres import EmbeddedPostgres
 from tests.e2e.chaos_log import Healed, Log, Struck, now
 from tests.e2e.cluster import Cluster
+from tests.plane import Plane
 from tests.proxy import FAULTS, TOWARDS, Proxy, Way
-from tests.server_process import ServerProcess
 
 NUM_AT_ONCE = 2
 DOWN_S = 2.0
@@ -80,9 +80,7 @@ class Faults:
         self._log.add(Healed(now(), number))
         self._struck.discard(target)
 
-    def _of_process(
-        self, role: str, name: str, process: ServerProcess
-    ) -> list[tuple[str, str, Fault]]:
+    def _of_process(self, role: str, name: str, process: Plane) -> list[tuple[str, str, Fault]]:
         async def kill() -> None:
             await process.kill()
             await asyncio.sleep(self._chance.uniform(0, DOWN_S))
@@ -94,7 +92,7 @@ class Faults:
 
         return [(f"{role}-kill", name, kill), (f"{role}-term", name, end)]
 
-    async def _hold_up(self, process: ServerProcess) -> None:
+    async def _hold_up(self, process: Plane) -> None:
         process.pause()
         await asyncio.sleep(self._chance.uniform(0.1, HELD_UP_S))
         process.resume()
@@ -114,7 +112,7 @@ class Faults:
         postgres.start()
 
 
-async def _start(process: ServerProcess) -> None:
+async def _start(process: Plane) -> None:
     """As a service manager does it: a gateway that finds no Postgres ends, and is started again."""
     while not process.is_running:
         with contextlib.suppress(AssertionError):

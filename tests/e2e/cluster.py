@@ -4,9 +4,7 @@ which a test may end, hold up, kill and start again."""
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,13 +22,12 @@ from admin.tenants import tenants
 from store.database import EVERYTHING, Database
 from store.records import TENANT_SCOPES
 from tests.adapters.files import validate
-from tests.e2e.fleet import WORKER, FleetSetup, WorkerProcess
+from tests.e2e.fleet import WORKER, FleetSetup, Worker
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME
 from tests.gateway.live import eventually
 from tests.gateway.pepper import PEPPER
+from tests.plane import START_TIMEOUT_S, Plane, product
 from tests.postgres import fresh_database
-from tests.server_process import START_TIMEOUT_S, ServerProcess
-from tests.stack import free_port
 
 TENANTS = ("acme", "globex")
 
@@ -81,47 +78,6 @@ class Answer:
         return mine == theirs
 
 
-class ProductGateway(ServerProcess):
-    """`loraplex gateway`; it keeps its port."""
-
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        setup: FleetSetup,
-        dsn: str,
-        workers: Sequence[str],
-        module: str,
-        **settings: object,
-    ) -> None:
-        """folder: of its log and data. workers: addresses. module: whose command it is. settings:
-        LORAPLEX_* variables, without the prefix and in lower case."""
-        port = free_port()
-        self.name = name
-        self.url = f"http://127.0.0.1:{port}"
-        folder.mkdir()
-        environment = {
-            "LORAPLEX_DATA_DIR": str(folder / "data"),
-            "LORAPLEX_STORE": str(setup.folder / "store"),
-            "LORAPLEX_PORT": str(port),
-            "LORAPLEX_DATABASE_URL": dsn,
-            "LORAPLEX_KEY_PEPPER": PEPPER.decode(),
-            "LORAPLEX_WORKERS": ",".join(workers),
-            **{f"LORAPLEX_{name.upper()}": str(value) for name, value in settings.items()},
-        }
-        super().__init__(
-            (sys.executable, "-m", module, "gateway"),
-            health=f"127.0.0.1:{port}",
-            environment=os.environ | environment,
-            log=folder / "log",
-        )
-
-    @property
-    def num_moves(self) -> int:
-        """Sequences that it sent to another worker than before, by its log."""
-        return self.log.read_text().count(" moved to worker ") if self.log else 0
-
-
 class Cluster:
     """The base model `tiny`, and adapters a000, a001, ... of each tenant."""
 
@@ -132,30 +88,47 @@ class Cluster:
         self.dsn = dsn
         self.database = database
         self.tenants = tenants
-        self.workers: dict[str, WorkerProcess] = {}
-        self.gateways: dict[str, ProductGateway] = {}
+        self.workers: dict[str, Worker] = {}
+        self.gateways: dict[str, Plane] = {}
         self.keys: dict[str, str] = {}
         """By tenant."""
         self._clients: dict[tuple[str, str], AsyncOpenAI] = {}
 
     @property
-    def processes(self) -> dict[str, ServerProcess]:
+    def processes(self) -> dict[str, Plane]:
         return {**self.workers, **self.gateways}
 
-    def add_worker(self, name: str, module: str = WORKER, **settings: Any) -> WorkerProcess:
+    def add_worker(self, name: str, module: str = WORKER, **settings: Any) -> Worker:
         """Not started yet. module: has its command."""
         self.workers[name] = self.setup.worker(name, module, **settings)
         return self.workers[name]
 
     def add_gateway(
         self, name: str, workers: Sequence[str], module: str = "loraplex", **settings: object
-    ) -> ProductGateway:
+    ) -> Plane:
         """Not started yet. workers: the addresses where it finds them. module: has its command."""
-        folder = self.setup.folder / name
-        self.gateways[name] = ProductGateway(
-            name, folder, self.setup, self.dsn, workers, module, **settings
+        self.gateways[name] = self.product(
+            "gateway", name, module, workers=",".join(workers), **settings
         )
         return self.gateways[name]
+
+    def product(self, role: str, name: str, module: str = "loraplex", **settings: object) -> Plane:
+        """Returns a plane over the cluster's database and store."""
+        return product(
+            role,
+            folder=self.setup.folder / name,
+            name=name,
+            module=module,
+            store=self.setup.folder / "store",
+            database_url=self.dsn,
+            key_pepper=PEPPER.decode(),
+            **settings,
+        )
+
+    @property
+    def num_moves(self) -> int:
+        """Sequences that gateways sent to another worker than before, by their logs."""
+        return sum(each.log_text.count(" moved to worker ") for each in self.gateways.values())
 
     def client(self, gateway: str, tenant: str = TENANTS[0]) -> AsyncOpenAI:
         """It tries once."""

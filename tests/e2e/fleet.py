@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -28,8 +27,7 @@ from tests.e2e.tiny import MAX_MODEL_LEN, NAME, Tiny
 from tests.gateway.live import eventually
 from tests.gateway.pepper import PEPPER
 from tests.gateway.service import THEN, FedSource, Keys
-from tests.server_process import ServerProcess
-from tests.serving import serving
+from tests.plane import Plane
 from tests.stack import MAX_QUEUE_WAIT_S
 from tests.workers.driver import store_adapter
 from workers.importer import import_model
@@ -41,14 +39,16 @@ WORKER = "loraplex.roles.worker_process"
 """The module that runs one."""
 
 
-class WorkerProcess(ServerProcess):
+class Worker(Plane):
     def __init__(self, name: str, config: WorkerConfig, folder: Path, module: str) -> None:
         """folder: of its config and log. module: whose command it is."""
-        self.name = name
         self.address = config.listen
-        (folder / "worker.json").write_text(config.to_json())
+        file = folder / "worker.json"
+        file.write_text(config.to_json())
         super().__init__(
-            (sys.executable, "-m", module, str(folder / "worker.json"), name),
+            (module, str(file), name),
+            kind="forked",
+            name=name,
             health=config.health,
             log=folder / "log",
         )
@@ -82,7 +82,7 @@ class FleetSetup:
     @asynccontextmanager
     async def plane(
         self, num_workers: int, *, tracing: Tracing | None = None, **settings: Any
-    ) -> AsyncIterator[Plane]:
+    ) -> AsyncIterator[FleetPlane]:
         """settings: of the workers."""
         async with AsyncExitStack() as stack:
             workers = [self.worker(f"worker-{i}", **settings) for i in range(num_workers)]
@@ -100,14 +100,13 @@ class FleetSetup:
                 source=FedSource(self._catalog(keys)),
                 clients=[WorkerClient(worker.address) for worker in workers],
             )
-            url = await stack.enter_async_context(serving(app))
-            client = AsyncOpenAI(base_url=f"{url}/v1", api_key=keys.acme, max_retries=0)
-            await stack.enter_async_context(client)
-            plane = Plane(app.gateway, client, self.digests, workers)
+            plane = await stack.enter_async_context(FleetPlane(app, self.digests, workers))
+            plane.client = AsyncOpenAI(base_url=f"{plane.url}/v1", api_key=keys.acme, max_retries=0)
+            await stack.enter_async_context(plane.client)
             await eventually(lambda: len(plane.statuses) == num_workers)
             yield plane
 
-    def worker(self, name: str, module: str = WORKER, **settings: Any) -> WorkerProcess:
+    def worker(self, name: str, module: str = WORKER, **settings: Any) -> Worker:
         """Of all models, with one kernel thread; not started yet. module: whose command it is."""
         folder = self.folder / name
         folder.mkdir()
@@ -126,7 +125,7 @@ class FleetSetup:
                 **settings,
             },
         )
-        return WorkerProcess(name, config, folder, module)
+        return Worker(name, config, folder, module)
 
     def _catalog(self, keys: Keys) -> CatalogSnapshot:
         return CatalogSnapshot(
@@ -152,17 +151,12 @@ class Answer:
     num_cached: int
 
 
-class Plane:
-    def __init__(
-        self,
-        gateway: Gateway,
-        client: AsyncOpenAI,
-        digests: dict[str, str],
-        workers: Sequence[WorkerProcess],
-    ) -> None:
+class FleetPlane(Plane):
+    def __init__(self, app: Any, digests: dict[str, str], workers: Sequence[Worker]) -> None:
         """digests: of the adapters, by name."""
-        self.gateway = gateway
-        self.client = client
+        super().__init__(app)
+        self.gateway: Gateway = app.gateway
+        self.client: AsyncOpenAI
         self.digests = digests
         self.workers = {worker.name: worker for worker in workers}
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
-import sys
 import time
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -19,9 +16,8 @@ import msgspec
 
 from admin.quotas import quotas
 from admin.quotas.quotas import QuotaDetails
-from loraplex.death import die_with_parent
+from tests.e2e.attack_client import Answers, Attack, AttackClient, Order, attacking
 from tests.e2e.cluster import Cluster
-from tests.e2e.flood_client import BEGUN, Answers, FloodClient
 from tests.e2e.open_loop import open_loop, p99
 from tests.e2e.shares import ORDINARY, VOCAB, make, paced
 from tests.e2e.tiny import NAME
@@ -37,7 +33,6 @@ LARGE_PROMPTS, LARGE_PROMPT = 128, 2000
 """Of a request of 1 MB, with a thousand times as many tokens as an ordinary one."""
 NO_TOKEN = 1 << 20
 """An id that the model does not have."""
-FLOOD_PER_S = 50
 LONGEST_S = 60.0
 """For one prompt to finish beside all others."""
 
@@ -73,28 +68,16 @@ def long_prompts(rng: random.Random) -> Iterator[bytes]:
         yield msgspec.json.encode({"model": NAME, "prompt": prompt, "max_tokens": 1})
 
 
+def flood_order(url: str, key: str, body: bytes = b"") -> Order:
+    return Order(url, key, Attack("flood", "/v1/completions", body, num_connections=100))
+
+
 @asynccontextmanager
-async def flooding(url: str, key: str, per_s: float, body: bytes) -> AsyncIterator[Answers]:
-    """Sends the request so often from a process of its own. The answers are there at the end."""
-    answers = Answers()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.e2e.flood_client", url, key, str(per_s)),
-        stdin=PIPE,
-        stdout=PIPE,
-        preexec_fn=die_with_parent(signal.SIGKILL),
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        process.stdin.write(body)
-        process.stdin.write_eof()
-        # A SIGTERM before it has begun would end it without its answers.
-        assert await process.stdout.readline() == BEGUN
+async def flooding(url: str, key: str, body: bytes) -> AsyncIterator[Answers]:
+    """Sends the request again and again from a process of its own. The answers are there at the
+    end."""
+    async with attacking(flood_order(url, key, body)) as (answers, _):
         yield answers
-    finally:
-        process.terminate()
-        told, _ = await process.communicate()
-    found = msgspec.json.decode(told, type=Answers)
-    answers.statuses, answers.codes, answers.num_cut = found.statuses, found.codes, found.num_cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +112,11 @@ async def finished_per_s(
     """Prompts that clients finish in a second. They wait before they ask again as their refusals
     say, or not at all."""
     answers = Answers()
-    clients = [FloodClient(url, key, answers) for _ in range(NUM_CLIENTS)]
+    order = flood_order(url, key)
+    clients = [AttackClient(order, answers) for _ in range(NUM_CLIENTS)]
     num_finished = 0
 
-    async def run(client: FloodClient, number: int) -> None:
+    async def run(client: AttackClient, number: int) -> None:
         nonlocal num_finished
         bodies = long_prompts(random.Random(number + 100 * is_patient))
         body = next(bodies)

@@ -6,10 +6,9 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import sys
 import time
 import zlib
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from loraplex.death import die_with_parent
-from tests.e2e.attack_client import BEGUN, Attack, Order
+from tests.e2e.attack_client import Answers, Attack, Order, attacking
 from tests.e2e.cluster import Cluster, running_cluster
 from tests.e2e.floods import NO_TOKEN, QUEUE, large_request
 from tests.e2e.shares import NUM_ROWS, ORDINARY
@@ -96,34 +94,18 @@ async def attacked(folder: Path, **settings: Any) -> AsyncIterator[Cluster]:
 
 
 @asynccontextmanager
-async def attacking(cluster: Cluster, attack: Attack) -> AsyncIterator[dict[int, int]]:
-    """Attacks from a process of its own. The statuses of the answers are there at the end."""
+async def slowly_attacking(cluster: Cluster, attack: Attack) -> AsyncIterator[Answers]:
+    """Attacks from a process that is held down. The answers are there at the end."""
     url, key = cluster.gateways["gateway-0"].url, cluster.keys[attack.tenant]
-    statuses: dict[int, int] = {}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.e2e.attack_client"),
-        stdin=PIPE,
-        stdout=PIPE,
-        preexec_fn=die_with_parent(signal.SIGKILL),
-    )
-    assert process.stdin is not None and process.stdout is not None
-    holding = None
-    try:
-        order = Order(url, "" if attack.method == "OPTIONS" else key, attack)
-        process.stdin.write(msgspec.json.encode(order))
-        process.stdin.write_eof()
-        # A SIGTERM before it has begun would end it without its statuses.
-        assert await process.stdout.readline() == BEGUN
+    order = Order(url, "" if attack.method == "OPTIONS" else key, attack)
+    async with attacking(order) as (answers, process):
         holding = asyncio.create_task(_hold_down(process))
-        yield statuses
-    finally:
-        if holding is not None:
+        try:
+            yield answers
+        finally:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-        told, _ = await process.communicate()
-    statuses.update(msgspec.json.decode(told, type=dict[int, int]))
+            process.send_signal(signal.SIGCONT)
 
 
 async def _hold_down(process: Process) -> None:

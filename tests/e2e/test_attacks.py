@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.cluster import TENANTS, Asked, running_cluster
 from tests.e2e.floods import other_tenant
 from tests.e2e.measured_gateway import SECTIONS_FILE, read_sections
-from tests.e2e.memory_attacks import GATEWAY_BYTES, Usage, attacked, attacking, attacks
+from tests.e2e.memory_attacks import GATEWAY_BYTES, Usage, attacked, attacks, slowly_attacking
 from tests.e2e.shares import ORDINARY as ORDINARY_TENANTS
 from tests.e2e.tiny import NAME
 from tests.e2e.traffic import Traffic
@@ -113,10 +113,10 @@ async def test_a_gateway_survives_attacks_on_its_memory(tmp_path: Path) -> None:
         alone = await other_tenant(gateway.url, key, NOTICED_S)
         usage = Usage(gateway.pid, worker.pid)
         for attack in attacks():
-            async with attacking(cluster, attack) as statuses:
+            async with slowly_attacking(cluster, attack) as answers:
                 beside = await other_tenant(gateway.url, key, NOTICED_S)
             times = beside.p99_ttft_s / alone.p99_ttft_s
-            print(f"{attack.name:40} {times:.2f} {statuses} {usage.peak_bytes >> 20} MiB")
+            print(f"{attack.name:40} {times:.2f} {answers.statuses} {usage.peak_bytes >> 20} MiB")
             assert gateway.is_running
             assert beside.num_served == beside.num_asked
             assert usage.peak_bytes < GATEWAY_BYTES

@@ -11,7 +11,6 @@ import pytest_asyncio
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.floods import (
-    FLOOD_PER_S,
     NO_TOKEN,
     finished_per_s,
     flooded,
@@ -47,7 +46,7 @@ async def test_another_tenant_hardly_notices_a_flood(
     await limit(cluster, HEAVY, **limits)
     alone = await other_tenant(url, keys[ORDINARY[0]], SECONDS) if IS_FULL else None
     body = large_request(random.Random(0), last_token)
-    async with flooding(url, keys[HEAVY], FLOOD_PER_S, body) as answers:
+    async with flooding(url, keys[HEAVY], body) as answers:
         beside = await other_tenant(url, keys[ORDINARY[0]], SECONDS)
     print(f"\n{limits}\nalone  {alone}\nbeside {beside}\n{answers}")
     assert answers.num_refused > 0

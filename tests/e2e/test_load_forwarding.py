@@ -3,8 +3,6 @@ gateway checks the key and the size, and forwards the request as a stream."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +17,7 @@ from admin.keys.keys import create_key
 from admin.tenants.tenants import find_tenant
 from tests.e2e.cluster import Asked, Cluster, running_cluster
 from tests.gateway.pepper import PEPPER
-from tests.server_process import ServerProcess
-from tests.stack import free_port
+from tests.plane import Plane
 
 pytestmark = [pytest.mark.full, pytest.mark.asyncio(loop_scope="module")]
 
@@ -28,48 +25,17 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 MAX_UPLOAD = 8 << 20
 
 
-class ProductAdmin(ServerProcess):
-    """`loraplex admin`."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        port = free_port()
-        folder = cluster.setup.folder / "admin"
-        folder.mkdir()
-        self.url = f"http://127.0.0.1:{port}"
-        settings = {
-            "DATA_DIR": folder / "data",
-            "STORE": cluster.setup.folder / "store",
-            "PORT": port,
-            "MANAGEMENT_PORT": 0,
-            "DATABASE_URL": cluster.dsn,
-            "KEY_PEPPER": PEPPER.decode(),
-            "MAX_UPLOAD": MAX_UPLOAD,
-            "TRUSTED_PROXIES": "127.0.0.1",
-            "ADAPTER_ROOTS": f"*={cluster.setup.folder / 'adapters'}",
-        }
-        super().__init__(
-            (sys.executable, "-m", "loraplex", "admin"),
-            health=f"127.0.0.1:{port}",
-            environment=os.environ | {f"LORAPLEX_{name}": str(v) for name, v in settings.items()},
-            log=folder / "log",
-        )
-
-
 @dataclass
 class Split:
     """A cluster with an admin plane in a process of its own."""
 
     cluster: Cluster
-    admin: ProductAdmin
+    admin: Plane
     infers: str
     """A key of acme's that may not load."""
 
     def client(self, gateway: str, key: str | None = None) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            base_url=self.cluster.gateways[gateway].url,
-            headers={"authorization": f"Bearer {key or self.cluster.keys['acme']}"},
-            timeout=60,
-        )
+        return self.cluster.gateways[gateway].new_client(key or self.cluster.keys["acme"])
 
     def folder(self, name: str) -> Path:
         return self.cluster.setup.folder / "adapters" / name
@@ -82,7 +48,13 @@ async def split(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Split
         async with cluster.database.transaction() as connection:
             tenant = await find_tenant(connection, "acme")
             _, infers = await create_key(connection, PEPPER, tenant.id, frozenset({"inference"}))
-        admin = ProductAdmin(cluster)
+        admin = cluster.product(
+            *("admin", "admin"),
+            management_port=0,
+            max_upload=MAX_UPLOAD,
+            trusted_proxies="127.0.0.1",
+            adapter_roots=f"*={cluster.setup.folder / 'adapters'}",
+        )
         await admin.start()
         addresses = [worker.address for worker in cluster.workers.values()]
         forwards = {"admin_url": admin.url, "max_upload": MAX_UPLOAD, "management_port": 0}

@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 
 from ops.registry import select
-from tests.e2e.fleet import FleetSetup, Plane
+from tests.e2e.fleet import FleetPlane, FleetSetup
 from tests.e2e.tiny import NAME
 from workers.models.plan import ModelPlan
 
@@ -24,7 +24,7 @@ PATIENCE_S = 90.0
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plane]:
+async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetPlane]:
     setup = FleetSetup(tmp_path_factory.mktemp("fleet"), 0, [OTHER])
     plan = ModelPlan.read(setup.tiny.model, setup.tiny.shape.digest, torch.float32)
     room = 7 * plan.max_bytes(select("cpu")) // 4
@@ -32,11 +32,11 @@ async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plane
         yield plane
 
 
-def num_swaps(plane: Plane) -> int:
+def num_swaps(plane: FleetPlane) -> int:
     return sum(each.num_swaps for status in plane.statuses for each in status.models)
 
 
-async def send(plane: Plane, models: Sequence[str], count: int, concurrency: int) -> None:
+async def send(plane: FleetPlane, models: Sequence[str], count: int, concurrency: int) -> None:
     """So many requests, each for one of the models; then all workers tell of themselves."""
     rng = random.Random(count)
 
@@ -47,7 +47,7 @@ async def send(plane: Plane, models: Sequence[str], count: int, concurrency: int
     await plane.told()
 
 
-async def send_until_parted(plane: Plane) -> None:
+async def send_until_parted(plane: FleetPlane) -> None:
     """Requests for both models, until each worker has one and a round of them swaps nothing, which
     is so only if every request goes where its model is."""
     async with asyncio.timeout(PATIENCE_S):
@@ -59,7 +59,7 @@ async def send_until_parted(plane: Plane) -> None:
                 return
 
 
-async def send_until_shared(plane: Plane) -> None:
+async def send_until_shared(plane: FleetPlane) -> None:
     """Requests for one model, more than a worker has rows for, until both workers have it."""
     async with asyncio.timeout(PATIENCE_S):
         while plane.holders_of(NAME) != [*plane.workers]:
@@ -67,7 +67,7 @@ async def send_until_shared(plane: Plane) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_models_part_and_shift_with_the_traffic(plane: Plane) -> None:
+async def test_models_part_and_shift_with_the_traffic(plane: FleetPlane) -> None:
     await send_until_parted(plane)
     await send_until_shared(plane)
     await send_until_parted(plane)

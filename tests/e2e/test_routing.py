@@ -14,12 +14,12 @@ import pytest_asyncio
 
 from gateway.dispatch.fleet import Fleet
 from tests.e2e.cluster import Cluster
-from tests.e2e.fleet import Answer, FleetSetup, Plane, RoundRobin
+from tests.e2e.fleet import Answer, FleetPlane, FleetSetup, RoundRobin
 from tests.e2e.open_loop import Ask
 from tests.e2e.shares import FEW_ROWS, ORDINARY, capacity, make, paced
 from tests.gateway.live import eventually
+from tests.plane import START_TIMEOUT_S
 from tests.scale import IS_FULL
-from tests.server_process import START_TIMEOUT_S
 
 pytestmark = pytest.mark.full
 
@@ -31,7 +31,7 @@ SHARED_TOKENS = 320
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plane]:
+async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetPlane]:
     """Each worker has room for an eighth of the adapters on the device, which prefixes do not take
     though they are worth more, and for twice as many on the host."""
     setup = FleetSetup(tmp_path_factory.mktemp("fleet"), NUM_ADAPTERS)
@@ -59,7 +59,7 @@ class Rates:
 class Traffic:
     """Zipf over some adapters, each with its own beginning of all prompts."""
 
-    def __init__(self, plane: Plane, adapters: Sequence[str], fleet: Fleet) -> None:
+    def __init__(self, plane: FleetPlane, adapters: Sequence[str], fleet: Fleet) -> None:
         self._plane = plane
         self._fleet = fleet
         self._rng = random.Random(1)
@@ -99,7 +99,7 @@ class Traffic:
 
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_hot_adapter_spreads(plane: Plane) -> None:
+async def test_a_hot_adapter_spreads(plane: FleetPlane) -> None:
     """When it is nine tenths of the traffic, at least three of four workers get it."""
     rng = random.Random(2)
     hot, *others = plane.digests
@@ -156,7 +156,7 @@ async def hot_requests_per_s(cluster: Cluster, url: str, num_workers: int) -> fl
 @pytest.mark.skipif(not IS_FULL, reason="measures a rate: make soak")
 @pytest.mark.timeout(1800)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_requests_go_where_their_adapters_and_prefixes_are(plane: Plane) -> None:
+async def test_requests_go_where_their_adapters_and_prefixes_are(plane: FleetPlane) -> None:
     """Half of the adapters by turns, then the other half by prediction, so that it finds nothing
     that was brought before. As many requests as are measured fill the caches."""
     names, fleet = list(plane.digests), plane.gateway.fleet

@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 
 from ops.registry import select
-from tests.e2e.fleet import FleetSetup, Plane
+from tests.e2e.fleet import FleetPlane, FleetSetup
 from tests.e2e.tiny import NAME
 from tests.otlp_receiver import SERVER, OtlpReceiver, ReceivedSpan
 from tests.tracing import traced
@@ -37,7 +37,7 @@ def receiver_and_tracing() -> Any:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def plane(setup: FleetSetup, receiver_and_tracing: Any) -> AsyncIterator[Plane]:
+async def plane(setup: FleetSetup, receiver_and_tracing: Any) -> AsyncIterator[FleetPlane]:
     """Two workers with room for one of two base models each."""
     plan = ModelPlan.read(setup.tiny.model, setup.tiny.shape.digest, torch.float32)
     room = 7 * plan.max_bytes(select("cpu")) // 4
@@ -56,7 +56,7 @@ def prompt() -> list[int]:
 
 
 async def test_a_killed_worker_and_a_model_swap_are_in_one_trace(
-    plane: Plane, receiver: OtlpReceiver
+    plane: FleetPlane, receiver: OtlpReceiver
 ) -> None:
     """The worker of a stream is killed half-way. The other, which has the other base model on its
     device, takes the stream up: it swaps, loads the adapter, and says where the time went."""
@@ -95,7 +95,7 @@ async def test_a_killed_worker_and_a_model_swap_are_in_one_trace(
     assert spans["queue"].start_ns >= resume.time_ns - 1e5
 
 
-async def part_models(plane: Plane) -> None:
+async def part_models(plane: FleetPlane) -> None:
     """Each worker has one of the two base models on its device, and not the other."""
     async with asyncio.timeout(60):
         while not (plane.holders_of(NAME) and plane.holders_of(OTHER)):

@@ -21,13 +21,13 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.cluster import Answer, Asked, Cluster, running_cluster, stream
-from tests.e2e.fleet import WorkerProcess
+from tests.e2e.fleet import Worker
 from tests.e2e.tiny import NAME
 from tests.e2e.traffic import Told, Traffic
 from tests.gateway.live import eventually
-from tests.gateway.process import GatewayProcess, Options
+from tests.gateway.process import Options, gateway_process
+from tests.plane import Plane
 from tests.scale import IS_FULL, scaled
-from tests.server_process import ServerProcess
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ async def test_a_stream_goes_on_when_its_worker_is_killed(
     async def kill(answer: Answer) -> None:
         await cluster.workers[answer.worker].kill()
 
-    num_moves = cluster.gateways["gateway-0"].num_moves
+    num_moves = cluster.num_moves
     greedy, sampled, *others = long_answers(rng, 4)
     asked = [*others, *(replace(each, regex=WORDS) for each in (greedy, sampled))]
     undisturbed = await asyncio.gather(*(cluster.ask("gateway-0", each) for each in asked))
@@ -112,7 +112,7 @@ async def test_a_stream_goes_on_when_its_worker_is_killed(
             assert answer.says(wanted), f"killed at {number}: {answer} is not {wanted}"
         await killing
         await start_all(cluster)
-    num_moves = cluster.gateways["gateway-0"].num_moves - num_moves
+    num_moves = cluster.num_moves - num_moves
     print(f"\n{len(KILLED_AT)} workers killed, {num_moves} sequences went elsewhere")
     assert num_moves > 0
 
@@ -121,7 +121,7 @@ async def test_without_another_worker_the_client_hears_of_it(
     cluster: Cluster, rng: random.Random, tmp_path: Path
 ) -> None:
     worker = cluster.workers["worker-0"]
-    lonely = GatewayProcess(
+    lonely = gateway_process(
         Options(
             dsn=cluster.dsn,
             store=str(cluster.setup.folder / "store" / "models"),
@@ -160,7 +160,7 @@ async def test_what_a_killed_worker_had_not_begun_is_answered_elsewhere(
 ) -> None:
     num_kills, num_requests = scaled(1, 6), scaled(40, 300)
     asked = [Asked.draw(rng, MODELS, 480, 1) for _ in range(24)]
-    num_moves = sum(gateway.num_moves for gateway in cluster.gateways.values())
+    num_moves = cluster.num_moves
     async with Traffic.of(cluster, asked, 36) as traffic:
         for _ in range(num_kills):
             await start_all(cluster)
@@ -172,7 +172,7 @@ async def test_what_a_killed_worker_had_not_begun_is_answered_elsewhere(
             await worker.kill()
             await traffic.answers(num_requests)
     await start_all(cluster)
-    num_moves = sum(gateway.num_moves for gateway in cluster.gateways.values()) - num_moves
+    num_moves = cluster.num_moves - num_moves
     num_asked = len(traffic.told) + len(traffic.failures)
     print(
         f"\n{num_asked} requests, {num_kills} kills, {num_moves} sent again, "
@@ -229,7 +229,7 @@ async def test_a_worker_that_hangs_is_left_and_taken_back(
         assert back_s <= 5.0
 
 
-def said_at(process: ServerProcess, words: str) -> float:
+def said_at(process: Plane, words: str) -> float:
     """When its log has them last, in seconds since 1970; 0: never."""
     assert process.log is not None
     lines = [line for line in process.log.read_text().splitlines() if words in line]
@@ -277,7 +277,7 @@ async def test_a_request_whose_workers_die_one_after_the_other_is_refused(
         await client.completions.create(model=NAME, prompt=[[1]] * 100, max_tokens=1)
     idle = {each: await last_step(each) for each in cluster.workers.values()}
 
-    async def first_to_work() -> WorkerProcess:
+    async def first_to_work() -> Worker:
         while True:
             for worker, step in idle.items():
                 if await last_step(worker) > step:
@@ -299,7 +299,7 @@ async def test_a_request_whose_workers_die_one_after_the_other_is_refused(
     await start_all(cluster)
 
 
-async def last_step(worker: WorkerProcess) -> int:
+async def last_step(worker: Worker) -> int:
     """The number of the last step that it has computed."""
     transport = httpx.AsyncHTTPTransport(uds=worker.health.removeprefix("unix:"))
     async with httpx.AsyncClient(transport=transport, base_url="http://worker") as client:
@@ -331,7 +331,7 @@ async def test_a_second_signal_ends_a_process_at_once(cluster: Cluster, rng: ran
     assert not IS_FULL or max(took_s) <= EXIT_S
 
 
-async def end_twice(process: ServerProcess) -> float:
+async def end_twice(process: Plane) -> float:
     """Seconds from the second signal to its end."""
     process.send(signal.SIGTERM)
     await asyncio.sleep(0.1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import asyncpg
 import httpx
@@ -24,10 +24,10 @@ from tests.adapters.files import BASE
 from tests.admin.lifecycle import make_ready, make_tenant
 from tests.doubles import make_tokenizer
 from tests.gateway.pepper import PEPPER
-from tests.gateway.process import GatewayProcess, Options
+from tests.gateway.process import Options, gateway_process
+from tests.plane import Plane
 from tests.postgres import server
 from tests.scripted_worker import Reply, Script, ScriptedWorker
-from tests.serving import serving
 from web.held_bytes import BodyBudget
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import Generate
@@ -63,13 +63,12 @@ class Live:
             self.tenant_id = await make_tenant(connection)
             _, self.key = await keys.create_key(connection, PEPPER, self.tenant_id, TENANT_SCOPES)
 
-    def process(self, dsn: str, **options: Any) -> GatewayProcess:
+    def process(self, dsn: str, **options: Any) -> Plane:
         """A gateway in a process of its own; `dsn` may lead to the database by way of a proxy."""
         places = {"store": str(self._store), "wal": str(self.wal)}
-        return GatewayProcess(Options(dsn=dsn, worker=self.worker.address, **places, **options))
+        return gateway_process(Options(dsn=dsn, worker=self.worker.address, **places, **options))
 
-    @asynccontextmanager
-    async def gateway(
+    def gateway(
         self,
         name: str = "gateway-1",
         *,
@@ -80,7 +79,7 @@ class Live:
         bodies: BodyBudget | None = None,
         tracing: Tracing = Tracing(),  # noqa: B008
         **settings: Any,
-    ) -> AsyncIterator[Plane]:
+    ) -> GatewayPlane:
         """Serves, once it has a catalog. workers: addresses of its settings; None: the one.
         settings: others of the gateway."""
         addresses = [self.worker.address] if workers is None else workers
@@ -102,14 +101,7 @@ class Live:
             ],
             database=self.database,
         )
-        async with AsyncExitStack() as stack:
-            url = await stack.enter_async_context(serving(app, trusted_proxies, bodies=bodies))
-            headers = {"authorization": f"Bearer {self.key}"}
-            client = httpx.AsyncClient(base_url=url, headers=headers, timeout=WAIT_S)
-            await stack.enter_async_context(client)
-            plane = Plane(app.gateway, client)
-            await eventually(lambda: plane.gateway.catalog.view is not None)
-            yield plane
+        return GatewayPlane(app, self.key, trusted_proxies=trusted_proxies, bodies=bodies)
 
     async def limit(self, *, key: bool = False, **limits: int) -> None:
         """Of the tenant, or of its key; a minute that is limited does not end soon."""
@@ -167,10 +159,24 @@ class Live:
             return list(await connection.fetch(query, *arguments))
 
 
-class Plane:
-    def __init__(self, gateway: Gateway, client: httpx.AsyncClient) -> None:
-        self.gateway = gateway
-        self.client = client
+class GatewayPlane(Plane):
+    """Gateway in the test's own loop, and a client of a tenant."""
+
+    def __init__(self, app: Any, key: str, **bounds: Any) -> None:
+        super().__init__(app, **bounds)
+        self.gateway: Gateway = app.gateway
+        self.client: httpx.AsyncClient
+        self._key = key
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.client = self.new_client(self._key)
+        await eventually(lambda: self.gateway.catalog.view is not None)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.client.aclose()
+        await super().__aexit__(*error)
 
     async def complete(self, model: str = "bot", **fields: Any) -> httpx.Response:
         body = {"model": model, "prompt": "Hi", "max_tokens": 3} | fields

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import logging
 import resource
-import signal
 import sys
 from pathlib import Path
 
-import httpx
 import msgspec
 import uvloop
 
 from gateway.app import create_app
 from gateway.catalog.catalog import POLL_INTERVAL_S, PostgresSource
 from gateway.config import GatewayConfig
-from gateway.requests.services import GatewayRefusals
 from store.database import EVERYTHING, Database
 from tests.gateway.pepper import PEPPER
-from tests.server_process import ServerProcess
-from tests.stack import free_port
-from web.server import bind, make_server
+from tests.plane import Plane, free_port
 from workers.wire.client import WorkerClient
 
 
@@ -38,29 +33,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_descriptors: int | None = None
 
 
-class GatewayProcess(ServerProcess):
-    """It keeps its port."""
-
-    def __init__(self, options: Options) -> None:
-        self.url = f"http://127.0.0.1:{options.port}"
-        given = msgspec.json.encode(options).decode()
-        super().__init__(
-            (sys.executable, "-m", "tests.gateway.process", given),
-            health=f"127.0.0.1:{options.port}",
-        )
-
-    async def stop(self) -> None:
-        assert await self.end() in (0, -signal.SIGTERM)
-
-    def client(self, key: str = "none") -> httpx.AsyncClient:
-        headers = {"authorization": f"Bearer {key}"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30)
-
-    @property
-    def resident_bytes(self) -> int:
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
-        return int(line.split()[1]) << 10
+def gateway_process(options: Options) -> Plane:
+    given = msgspec.json.encode(options).decode()
+    return Plane(("tests.gateway.process", given), kind="forked", port=options.port)
 
 
 async def main() -> None:
@@ -84,8 +59,8 @@ async def main() -> None:
         clients=[WorkerClient(options.worker, instance_id=config.instance_id)],
         database=database,
     )
-    server = make_server(app, drain_s=5, metrics=GatewayRefusals())
-    await server.serve(sockets=[bind("127.0.0.1", options.port)])
+    async with Plane(app, port=options.port) as plane:
+        await plane.wait()
     await database.close()
 
 

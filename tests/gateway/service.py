@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import openai
-import uvicorn
 import uvloop
 
 from adapters.manifest import BaseModelShape
 from gateway.app import create_app
 from gateway.config import GatewayConfig
-from gateway.requests.services import Gateway, GatewayRefusals
+from gateway.requests.services import Gateway
 from store.records import (
     Alias,
     ApiKey,
@@ -31,9 +30,9 @@ from store.records import (
 )
 from tests.doubles import SIZES, make_tokenizer
 from tests.gateway.pepper import PEPPER
+from tests.plane import Plane, free_port
 from tests.scripted_worker import DIGEST, MAX_MODEL_LEN, ScriptedWorker
 from web.held_bytes import SLOW_CLIENT_S, AnswerBudget
-from web.server import bind, make_server
 
 T = TypeVar("T")
 
@@ -151,11 +150,16 @@ class Service:
     """A running gateway and its workers, all in the loop of a thread."""
 
     def __init__(
-        self, store: Path, num_workers: int = 1, slow_client_s: float = SLOW_CLIENT_S, **config: Any
+        self,
+        store: Path,
+        num_workers: int = 1,
+        slow_client_s: float = SLOW_CLIENT_S,
+        send_buffer: int | None = None,
+        **config: Any,
     ) -> None:
         self.keys = Keys()
         self.answers = AnswerBudget()
-        self._slow_client_s = slow_client_s
+        self._bounds = {"slow_client_s": slow_client_s, "send_buffer": send_buffer}
         self._wal = tempfile.TemporaryDirectory(prefix="lpx-")
         self.config = GatewayConfig(
             model_folder=store.joinpath,
@@ -170,23 +174,21 @@ class Service:
             ScriptedWorker(instance_id=f"scripted-{chr(97 + i)}", reports=False)
             for i in range(1, num_workers)
         ]
-        self.listener = bind("127.0.0.1", 0)
-        self.port: int = self.listener.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.gateway: Gateway
         self.source: FedSource
-        self._server: uvicorn.Server
+        self._plane: Plane
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
-        self.wait_for(lambda: hasattr(self, "_server") and self._server.started)
+        self.wait_for(lambda: hasattr(self, "_plane") and self._plane.server.started)
         self.wait_for(lambda: self.gateway.why_not_ready() is None)
 
     def stop(self) -> None:
-        self._server.should_exit = True
+        self._plane.server.should_exit = True
         self._thread.join(timeout=60)
-        self.listener.close()
         self._wal.cleanup()
         assert not self._thread.is_alive()
 
@@ -224,13 +226,8 @@ class Service:
         clients = [client for worker in self.workers for client in await worker.clients()]
         app = create_app(self.config, source=self.source, clients=clients)
         self.gateway = app.gateway
-        self._server = make_server(
-            app,
-            drain_s=5,
-            metrics=GatewayRefusals(),
-            answers=self.answers,
-            slow_client_s=self._slow_client_s,
-        )
-        await self._server.serve(sockets=[self.listener])
+        self._plane = Plane(app, port=self.port, answers=self.answers, **self._bounds)
+        await self._plane.launch()
+        await self._plane.wait()
         for worker in self.workers:
             await worker.close()

@@ -13,11 +13,11 @@ from gateway.metering.usage_loader import Status
 from gateway.request import Request
 from gateway.requests.request_scope import RequestScope
 from gateway.tracing import Untraced
-from tests.gateway.live import Live, Plane
+from tests.gateway.live import GatewayPlane, Live
 from web.held_bytes import AnswerBudget, BodyBudget, HeldAnswer, HeldBody
 
 
-async def run(live: Live, plane: Plane, model: str, *, is_answered: bool) -> int:
+async def run(live: Live, plane: GatewayPlane, model: str, *, is_answered: bool) -> int:
     """Returns the number of tokens that were generated. If `is_answered` is not set, the request
     ends when it is admitted."""
     view, body = plane.gateway.catalog.current, HeldBody(BodyBudget())

@@ -13,8 +13,8 @@ from pathlib import Path
 from loraplex.probe import answers_ok
 from tests.k8s.namespaces import Loopback
 from tests.k8s.test_manifests import command_of, environment, find, own_containers
-from tests.server_process import ServerProcess
-from tests.stack import ROOT
+from tests.plane import Plane
+from tests.preloaded import ROOT
 from tools.manifests import Object
 
 OVERLAY = "multi-node"
@@ -39,11 +39,12 @@ class Installation:
             (folder / name).write_text(text)
         self._certify()
 
-    def process(self, role: str, number: int = 0, source: Path | None = None) -> ServerProcess:
+    def process(self, role: str, number: int = 0, source: Path | None = None) -> Plane:
         """source: the tree of another version, to run in place of this one."""
         asked = self._containers[role]["readinessProbe"]["httpGet"]
-        return ServerProcess(
+        return Plane(
             self._at(role, number, self._command(role, number, source)),
+            kind="process",
             health=f"{self.address(role, number)}:{self._port(role, asked['port'])}",
             environment=self._environment(role, number, source),
             log=self.folder / f"{role}-{number}.log",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.stack import ROOT
+from tests.preloaded import ROOT
 
 ADDRESS = re.compile(
     r"(?P<scheme>https?|tcp)://(?P<host>[a-z0-9-]*loraplex[a-z0-9-]*)(?P<domain>(?:\.[a-z0-9-]+)*)"

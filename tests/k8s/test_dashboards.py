@@ -13,7 +13,7 @@ import yaml
 from gateway.metering.usage_loader import Status
 from tests.dashboards import JOBS, alerts, queries
 from tests.metric_table import VLLM_DASHBOARD, Row, documented, samples_of
-from tests.stack import ROOT
+from tests.preloaded import ROOT
 from workers.wire.protocol import ErrorCode, ServiceClass
 
 RUNBOOK = "docs/operate/alerts.md"

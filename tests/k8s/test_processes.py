@@ -20,9 +20,9 @@ from tests.doubles import make_model, write_adapter
 from tests.gateway.live import eventually
 from tests.k8s.installation import Installation
 from tests.k8s.namespaces import Loopback, Namespaces
+from tests.plane import Plane
 from tests.postgres import fresh_database
 from tests.scale import IS_FULL, scaled
-from tests.server_process import ServerProcess
 
 pytestmark = pytest.mark.full
 
@@ -69,7 +69,7 @@ async def launch(
     role: str,
     number: int = 0,
     source: Path | None = None,
-) -> ServerProcess:
+) -> Plane:
     process = pods.process(role, number, source)
     stack.push_async_callback(process.kill)
     await process.launch()
@@ -152,7 +152,7 @@ class Callers:
                 await asyncio.sleep(PAUSE_S)
 
 
-async def available(pods: Installation, worker: ServerProcess) -> None:
+async def available(pods: Installation, worker: Plane) -> None:
     """As a StatefulSet waits: ready without a break for as long as it says."""
     await worker.wait_ready()
     since = time.monotonic()

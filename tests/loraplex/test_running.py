@@ -17,7 +17,7 @@ from loraplex.errors import ApiFailure
 from loraplex.roles.bootstrap import Keys
 from loraplex.running import RunningServer, announced, find_server, running_servers, server_of
 from loraplex.settings import Settings
-from tests.stack import ROOT
+from tests.preloaded import ROOT
 
 ANNOUNCE = """
 import signal, sys

@@ -13,7 +13,7 @@ import pytest
 
 from sandbox.sandboxes import Sandboxes, SandboxFailed
 from sandbox.task import Bounds, Died
-from tests.stack import ROOT
+from tests.preloaded import ROOT
 
 BOUNDS = Bounds(memory_bytes=64 << 20, cpu_s=0.2, wall_s=20.0, stack_bytes=1 << 20)
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.loraplex.roles.test_management import make_certificate
+from tests.plane import Plane, lifespan
 from web.server import Server, bind, make_config
 from workers.wire.transport import tls
 
@@ -22,9 +23,7 @@ pytestmark = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there i
 async def show_client(scope: Any, receive: Any, send: Any) -> None:
     """Answers with the client's address, and with the scheme that a trusted proxy named."""
     if scope["type"] == "lifespan":
-        for part in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{part}.complete"})
+        await lifespan(receive, send)
         return
     data = json.dumps([scope["client"][0], scope["scheme"], scope["method"]]).encode()
     headers = [(b"content-length", b"%d" % len(data))]
@@ -94,14 +93,8 @@ async def test_a_large_body_is_read_whole_or_its_client_is_cut(
         server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server_side.load_cert_chain(certificate, key)
         client_side = ssl.create_default_context(cafile=str(certificate))
-    with bind("127.0.0.1", 0) as listener:
-        config = make_config(send_much, tls=server_side, slow_client_s=0.5, drain_s=1)
-        server = Server(config)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
-            await asyncio.sleep(0.01)
-        port = listener.getsockname()[1]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_side)
+    async with Plane(send_much, tls=server_side, slow_client_s=0.5, drain_s=1) as plane:
+        reader, writer = await asyncio.open_connection("127.0.0.1", plane.port, ssl=client_side)
         for _ in range(2):
             writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
@@ -109,9 +102,7 @@ async def test_a_large_body_is_read_whole_or_its_client_is_cut(
         writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         async with asyncio.timeout(20):
-            while config.edge.num_open:
+            while plane.server.config.edge.num_open:
                 await asyncio.sleep(0.05)
         assert [each.__dict__.get("reason") for each in caplog.records] == ["slow_reader"]
         writer.transport.abort()
-        server.should_exit = True
-        await task

@@ -34,7 +34,8 @@ from adapters.store.opening import open_bucket, open_store
 from ops.registry import select
 from tests.adapters.files import BASE, stage_adapter
 from tests.buckets import BUCKET, SERVERS
-from tests.stack import ROOT, free_port
+from tests.plane import free_port
+from tests.preloaded import ROOT
 from tests.stored import kept
 
 DIGEST = "0123456789abcdef" * 4

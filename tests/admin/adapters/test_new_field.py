@@ -60,30 +60,25 @@ import asyncio, json
 
 from click.testing import CliRunner
 
-from adapters.store.folder import LocalStore
-from admin.app import create_app
-from admin.keys.keys import create_key
 from loraplex.cli import cli
 from store.database import EVERYTHING, Database
 from store.queries import load_catalog
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import CONFIG, PEPPER, Plane, write_model
 from tests.admin.lifecycle import prove_all
-from tests.serving import serving
+from tests.admin.serve import administration
 
 dsn, folder = arguments[0], Path(arguments[1])
 
 async def main():
     database = await Database.connect(dsn, sees=EVERYTHING)
-    async with database.transaction() as connection:
-        _, key = await create_key(connection, PEPPER, None)
     own = await Database.connect(dsn)
-    app = create_app(CONFIG, database=own, store=LocalStore(folder / "store"))
-    async with serving(app) as url:
-        plane = Plane(f"{url}/admin/v1", database, folder / "store")
-        async with plane.bearing(key) as admin:
-            await check(plane, admin, {"LORAPLEX_URL": url, "LORAPLEX_KEY": key})
-    await app.state.admin.validation.close()
+    async with administration(own, folder / "store", CONFIG, has_upkeep=False) as admin:
+        url = str(admin.base_url)
+        plane = Plane(url, database, folder / "store")
+        key = admin.headers["authorization"].removeprefix("Bearer ")
+        url = url.partition("/admin/")[0]
+        await check(plane, admin, {"LORAPLEX_URL": url, "LORAPLEX_KEY": key})
     await own.close()
     await database.close()
 

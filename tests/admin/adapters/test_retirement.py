@@ -9,19 +9,16 @@ import pytest
 
 from adapters.store.folder import Kind, LocalStore, StoreUnavailable
 from admin.adapters import contents, retirement
-from admin.app import create_app
-from admin.http.plane import AdminConfig
-from admin.keys.keys import create_key
 from admin.upkeep.reaper import Reaper
 from store.database import Database
 from store.errors import Conflict, NotFound
 from store.queries import catalog_generation, load_catalog
 from tests.adapters.files import BASE, write_adapter
-from tests.admin.conftest import PEPPER, Plane, write_model
+from tests.admin.conftest import Plane, write_model
 from tests.admin.http.test_routes import problem
 from tests.admin.lifecycle import add, make_ready, make_tenant, prove_all, report
+from tests.admin.serve import administration
 from tests.admin.uploads.test_upload import parts
-from tests.serving import serving
 from tests.stored import kept
 
 
@@ -257,17 +254,10 @@ async def upload(dsn: str, database: Database, store: LocalStore, folder: Path) 
     write_model(folder / "store", BASE.digest)
     write_adapter(folder / "adapter")
     own = await Database.connect(dsn)
-    app = create_app(AdminConfig(pepper=PEPPER), database=own, store=store)
-    async with database.transaction() as connection:
-        _, key = await create_key(connection, PEPPER, None)
-    headers = {"authorization": f"Bearer {key}"}
-    async with serving(app) as url, httpx.AsyncClient(headers=headers, timeout=30) as client:
+    async with administration(own, store, has_upkeep=False) as client:
         answer = await client.post(
-            f"{url}/admin/v1/adapters",
-            data={"name": "new", "tenant": "acme"},
-            files=parts(folder / "adapter"),
+            "adapters", data={"name": "new", "tenant": "acme"}, files=parts(folder / "adapter")
         )
-    await app.state.admin.validation.close()
     await own.close()
     return answer
 

@@ -10,16 +10,13 @@ import httpx
 import jinja2
 import pytest
 
-from adapters.store.folder import LocalStore
-from admin.app import create_app
-from admin.http.plane import AdminConfig
 from store.database import Connection, Database
 from store.queries import catalog_generation, load_catalog
 from tests.adapters.files import write_adapter
-from tests.admin.conftest import PEPPER, Plane
+from tests.admin.conftest import Plane
 from tests.admin.http.test_routes import problem
 from tests.admin.lifecycle import FINGERPRINT, LAYOUT, add, prove_all, report
-from tests.serving import serving as serve
+from tests.admin.serve import administration
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }}{% else %}"
@@ -302,12 +299,12 @@ async def test_a_thousand_adapters_are_listed_in_few_queries(plane: Plane, base:
         await fill(connection, tenant_id, 1000)
         await add(connection, tenant_id, "b", name="a0007")
     database = await CountingDatabase.connect(dsn)
-    app = create_app(AdminConfig(pepper=PEPPER), database=database, store=LocalStore(plane.store))
-    async with serve(app) as url, httpx.AsyncClient(headers={"authorization": key}) as client:
+    async with administration(database, plane.store, has_upkeep=False) as client:
+        client.headers["authorization"] = key
 
         async def list_adapters(**query: str | int) -> dict[str, Any]:
             before = cast(CountingDatabase, database).num_queries
-            answer = await client.get(f"{url}/admin/v1/adapters", params=query)
+            answer = await client.get("adapters", params=query)
             assert cast(CountingDatabase, database).num_queries - before <= 5
             return answer.json()
 

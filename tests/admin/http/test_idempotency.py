@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,13 @@ import httpx
 import pytest
 
 from admin import idempotency
-from admin.keys.keys import create_key
 from store.database import EVERYTHING, Database
 from tests.admin.calls import ROUTES
-from tests.admin.conftest import PEPPER, Plane, write_model
+from tests.admin.conftest import Plane, write_model
 from tests.admin.dump import dump
 from tests.admin.http.test_routes import problem
 from tests.admin.recorded import recorder
+from tests.admin.serve import PATH, admin_key, admin_process
 
 HEADER = {"idempotency-key": "0b5f1c9e-7d3a-4c55-9a53-0d6a5c8b2e11"}
 
@@ -165,28 +163,18 @@ async def test_a_crash_leaves_both_or_neither(dsn: str, tmp_path: Path):
     """A plane that dies amid creates: each header has its tenant or none, and may be sent again."""
     write_model(tmp_path / "store", "b" * 64)
     database = await Database.connect(dsn, sees=EVERYTHING)
-    async with database.transaction() as connection:
-        _, key = await create_key(connection, PEPPER, None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.admin.serve", dsn, str(tmp_path / "store")],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    url = process.stdout.readline().strip()
-    headers = {"authorization": f"Bearer {key}"}
+    process = admin_process(tmp_path, dsn, tmp_path / "store")
+    await process.start()
     names = [f"t{number}" for number in range(200)]
 
     async def create(client: httpx.AsyncClient, name: str) -> httpx.Response:
-        return await post(client, f"{url}/tenants", {"name": name}, {"idempotency-key": name})
+        return await post(client, "tenants", {"name": name}, {"idempotency-key": name})
 
-    async with httpx.AsyncClient(headers=headers, timeout=30) as client:
+    async with process.new_client(await admin_key(database), PATH) as client:
         tasks = [asyncio.create_task(create(client, name)) for name in names]
         await asyncio.gather(*tasks[:20])
-        process.kill()
+        await process.kill()
         await asyncio.gather(*tasks, return_exceptions=True)
-    process.wait()
-    process.stdout.close()
     async with database.acquire() as connection:
         made = await connection.fetchval("SELECT count(*) FROM tenants")
         kept = await connection.fetchval("SELECT count(answer) FROM idempotent_requests")

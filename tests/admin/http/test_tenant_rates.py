@@ -5,21 +5,18 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 
-from adapters.store.folder import LocalStore
-from admin.app import create_app
 from admin.http.plane import AdminConfig
 from admin.http.tenant_rates import BURST_MINUTES, READS_PER_WRITE, TenantRates
-from admin.keys.keys import ADMIN_SCOPES, create_key
+from admin.keys.keys import create_key
 from admin.tenants.tenants import create_tenant
 from store.database import Database
 from store.records import TENANT_SCOPES
 from tests.admin.audit.test_audit import entries
 from tests.admin.conftest import PEPPER
 from tests.admin.lifecycle import make_ready, make_tenant
-from tests.serving import serving
+from tests.admin.serve import administration, bearing
 from web.errors import RateExceeded
 
 BURST = 2 * BURST_MINUTES
@@ -31,25 +28,20 @@ async def test_alias_flips_leave_a_bounded_number_of_rows(
     """Another tenant and the operator go on."""
     own = await Database.connect(dsn)
     config = AdminConfig(pepper=PEPPER, tenant_writes_per_minute=2)
-    app = create_app(config, database=own, store=LocalStore(tmp_path / "store"))
     async with database.transaction() as connection:
         tenant_id = await make_tenant(connection)
         await make_ready(connection, tenant_id, "a", "b")
         other = await create_tenant(connection, "globex")
         texts = [
-            (await create_key(connection, PEPPER, each, TENANT_SCOPES if each else ADMIN_SCOPES))[1]
-            for each in (tenant_id, other.id, None)
+            (await create_key(connection, PEPPER, each, TENANT_SCOPES))[1]
+            for each in (tenant_id, other.id)
         ]
-    async with serving(app) as url, AsyncExitStack() as stack:
-        acme, globex, operator = [
-            await stack.enter_async_context(
-                httpx.AsyncClient(
-                    base_url=f"{url}/admin/v1",
-                    headers={"authorization": f"Bearer {text}"},
-                    timeout=60,
-                )
-            )
-            for text in texts
+    async with (
+        administration(own, tmp_path / "store", config) as operator,
+        AsyncExitStack() as stack,
+    ):
+        acme, globex = [
+            await stack.enter_async_context(bearing(str(operator.base_url), text)) for text in texts
         ]
         flips = [
             await acme.put("adapters/bot/aliases/x", json={"version": 1 + number % 2})
@@ -58,7 +50,6 @@ async def test_alias_flips_leave_a_bounded_number_of_rows(
         for client in (globex, operator):
             for _ in range(2 * BURST):
                 assert (await client.get("adapters?tenant=globex")).status_code == 200
-    await app.state.admin.validation.close()
     await own.close()
     refused = [answer for answer in flips if answer.status_code == 429]
     rows = [row for row in await entries(database) if row.action == "alias.promote"]

@@ -6,22 +6,21 @@ import io
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from adapters.format.validator import WEIGHTS_NAME
-from admin.keys.keys import create_key
+from adapters.store.folder import LocalStore
 from store.database import Database
 from tests.adapters.files import write_adapter
-from tests.admin.conftest import PEPPER, write_model
+from tests.admin.conftest import write_model
 from tests.admin.http.test_routes import problem
-from tests.admin.serve import served
-from tests.admin.uploads.test_resumable import announce, append, client_of
+from tests.admin.serve import PATH, admin_key, admin_process, administration
+from tests.admin.uploads.test_resumable import announce, append
 from tests.admin.uploads.test_upload import parts, tar_of
-from tests.stack import ROOT
+from tests.plane import Plane, python
+from tests.preloaded import ROOT
 
 pytestmark = pytest.mark.full
 
@@ -29,31 +28,25 @@ DISK_BYTES = 4 << 20
 MOUNT = 'mount -t tmpfs -o size="$0" tmpfs "$1" && shift && exec "$@"'
 
 
-@contextmanager
-def on_small_disk(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
-    """The command, for which alone `folder` is a disk of DISK_BYTES."""
-    folder.mkdir()
-    wrapped = ["unshare", "--mount", "sh", "-c", MOUNT, str(DISK_BYTES), str(folder), *command]
-    with subprocess.Popen(wrapped, cwd=ROOT, text=True, stdout=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def admin_on_small_disk(folder: Path, dsn: str) -> tuple[Plane, Path]:
+    """Returns an admin plane, and a folder that is a disk of DISK_BYTES for it alone."""
+    disk = folder / "disk"
+    disk.mkdir()
+    plane = admin_process(folder / "admin", dsn, disk / "store")
+    wrapped = ["unshare", "--mount", "sh", "-c", MOUNT, str(DISK_BYTES), str(disk)]
+    plane.kind, plane.runs = "process", [*wrapped, *python(*plane.runs)]
+    return plane, disk
 
 
 async def test_a_full_disk_refuses_and_keeps_what_it_has(
     dsn: str, database: Database, tmp_path: Path
 ) -> None:
-    async with database.transaction() as connection:
-        _, key = await create_key(connection, PEPPER, None)
-    disk = tmp_path / "disk"
-    command = [sys.executable, "-m", "tests.admin.serve", dsn, str(disk / "store")]
-    with on_small_disk(disk, *command) as server:
-        assert server.stdout is not None
-        url = server.stdout.readline().strip()
+    key = await admin_key(database)
+    server, disk = admin_on_small_disk(tmp_path, dsn)
+    async with server:
         store = Path(f"/proc/{server.pid}/root{disk / 'store'}")
         write_model(store, "b" * 64)
-        async with client_of(url, key) as client:
+        async with server.new_client(key, PATH) as client:
             await client.post("tenants", json={"name": "acme"})
             await client.post("models", json={"name": "tiny", "digest": "b" * 64})
 
@@ -104,23 +97,19 @@ async def test_a_store_that_cannot_be_written_is_refused_by_name(
     dsn: str, database: Database, tmp_path: Path
 ) -> None:
     """What is there stays served, and uploads go on when the disk takes them again."""
-    async with database.transaction() as connection:
-        _, key = await create_key(connection, PEPPER, None)
-    disk = tmp_path / "disk"
+    key = await admin_key(database)
     write_adapter(tmp_path / "adapter")
     files = parts(tmp_path / "adapter")
     fields = {"name": "bot", "tenant": "acme"}
-    command = [sys.executable, "-m", "tests.admin.serve", dsn, str(disk / "store")]
-    with on_small_disk(disk, *command) as server:
-        assert server.stdout is not None
-        url = server.stdout.readline().strip()
+    server, disk = admin_on_small_disk(tmp_path, dsn)
+    async with server:
         write_model(Path(f"/proc/{server.pid}/root{disk / 'store'}"), "b" * 64)
 
         def remount(how: str) -> None:
             mount = ("mount", "-o", f"remount,{how}", str(disk))
             subprocess.run(["nsenter", "-t", str(server.pid), "-m", *mount], check=True)
 
-        async with client_of(url, key) as client:
+        async with server.new_client(key, PATH) as client:
             await client.post("tenants", json={"name": "acme"})
             await client.post("models", json={"name": "tiny", "digest": "b" * 64})
             remount("ro")
@@ -163,12 +152,7 @@ async def test_the_reserve_is_left_to_others(database: Database, tmp_path: Path)
     store = tmp_path / "store"
     write_model(store, "b" * 64)
     write_adapter(tmp_path / "adapter")
-    async with database.transaction() as connection:
-        _, key = await create_key(connection, PEPPER, None)
-    async with (
-        served(database, store, min_free_bytes=1 << 60) as url,
-        client_of(url, key) as client,
-    ):
+    async with administration(database, LocalStore(store, min_free_bytes=1 << 60)) as client:
         await client.post("tenants", json={"name": "acme"})
         await client.post("models", json={"name": "tiny", "digest": "b" * 64})
         fields = {"name": "bot", "tenant": "acme"}

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,17 +15,16 @@ import pytest
 
 from adapters.format.validator import CONFIG_NAME, AdapterFiles, content_digest
 from adapters.store.folder import LocalStore
-from admin.keys.keys import create_key
+from admin.http.plane import AdminConfig
 from admin.uploads.file_sink import FileSink
 from admin.uploads.resumable import MAX_OPEN
 from store.database import Database
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import MAX_UPLOAD_BYTES, PEPPER, Plane, write_model
 from tests.admin.http.test_routes import problem
-from tests.admin.serve import served
+from tests.admin.serve import PATH, admin_key, admin_process, administration
 from tests.admin.uploads.test_upload import parts, tar_of, zip_of
 from tests.admin.uploads.test_validation import WIDE, write_slow
-from tests.stack import ROOT
 from tests.stored import kept
 
 
@@ -280,39 +276,31 @@ async def test_a_killed_process_loses_nothing_it_acknowledged(
 ) -> None:
     store = tmp_path / "store"
     write_model(store, "b" * 64)
-    async with database.transaction() as connection:
-        _, key = await create_key(connection, PEPPER, None)
+    key = await admin_key(database)
     rng = random.Random(11)
     upload, offset = "", 0
-    command = [sys.executable, "-m", "tests.admin.serve", dsn, str(store)]
+    server = admin_process(tmp_path / "admin", dsn, store)
     while offset < len(archive):
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            async with client_of(server.stdout.readline().strip(), key) as client:
-                if not upload:
-                    await client.post("tenants", json={"name": "acme"})
-                    await client.post("models", json={"name": "tiny", "digest": "b" * 64})
-                    upload = await announce(client, len(archive))
-                found = (await client.get(f"uploads/{upload}")).json()["offset"]
-                assert found >= offset
-                offset = found
-                for _ in range(rng.randrange(1, 4)):
-                    piece = archive[offset : offset + len(archive) // 5]
-                    offset = (await append(client, upload, offset, piece)).json()["offset"]
-                dying = asyncio.create_task(append(client, upload, offset, archive[offset:]))
-                await asyncio.sleep(rng.random() * 0.02)
-                server.send_signal(signal.SIGKILL)
-                await asyncio.gather(dying, return_exceptions=True)
-    async with served(database, store) as url, client_of(url, key) as client:
+        async with server, server.new_client(key, PATH) as client:
+            if not upload:
+                await client.post("tenants", json={"name": "acme"})
+                await client.post("models", json={"name": "tiny", "digest": "b" * 64})
+                upload = await announce(client, len(archive))
+            found = (await client.get(f"uploads/{upload}")).json()["offset"]
+            assert found >= offset
+            offset = found
+            for _ in range(rng.randrange(1, 4)):
+                piece = archive[offset : offset + len(archive) // 5]
+                offset = (await append(client, upload, offset, piece)).json()["offset"]
+            dying = asyncio.create_task(append(client, upload, offset, archive[offset:]))
+            await asyncio.sleep(rng.random() * 0.02)
+            await server.kill()
+            await asyncio.gather(dying, return_exceptions=True)
+    async with administration(database, store) as client:
         answer = await complete(client, upload, tenant="acme")
         assert answer.status_code == 201, answer.text
         assert answer.json()["digest"] == content_digest(AdapterFiles.in_folder(folder))
     assert list(LocalStore(store).incoming.iterdir()) == []
-
-
-def client_of(url: str, key: str) -> httpx.AsyncClient:
-    headers = {"authorization": f"Bearer {key}"}
-    return httpx.AsyncClient(base_url=url, headers=headers, timeout=60)
 
 
 @pytest.mark.full
@@ -325,8 +313,6 @@ async def test_what_is_given_up_leaves_nothing(
     write_model(tmp_path / "store", "b" * 64)
     wide = {"hidden_size": WIDE.hidden_size}
     write_model(tmp_path / "store", "e" * 64, **wide)
-    async with database.transaction() as connection:
-        _, key = await create_key(connection, PEPPER, None)
     (store.stage() / "left behind").write_bytes(b"x")
 
     async def stalling() -> AsyncIterator[bytes]:
@@ -339,10 +325,8 @@ async def test_what_is_given_up_leaves_nothing(
             yield body[start : start + len(body) // 6]
             await asyncio.sleep(0.2)
 
-    async with (
-        served(database, store.incoming.parent, upload_idle_s=1.0, min_upload_rate=64) as url,
-        client_of(url, key) as client,
-    ):
+    config = AdminConfig(pepper=PEPPER, upload_idle_s=1.0, min_upload_rate=64)
+    async with administration(database, store, config) as client:
         await client.post("tenants", json={"name": "acme"})
         for name, digest in (("tiny", "b"), ("wide", "e")):
             await client.post("models", json={"name": name, "digest": digest * 64})

@@ -26,7 +26,7 @@ from admin.uploads.validation import BOUNDS, MAX_VALIDATIONS, Validation
 from store.errors import Invalid
 from tests.adapters.files import BASE, CONFIG, encode, tensor_name, validate, write, write_adapter
 from tests.adapters.format.test_malformed import CONFIGS, GOOD, WEIGHTS
-from tests.stack import ROOT
+from tests.preloaded import ROOT
 from web.errors import TooLarge
 
 MAX_FILE_BYTES = 4 << 30

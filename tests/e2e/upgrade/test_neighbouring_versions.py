@@ -19,8 +19,8 @@ from tests.gateway.live import eventually
 from tests.k8s.installation import Installation
 from tests.k8s.namespaces import Loopback
 from tests.k8s.test_processes import START_S, Callers, add_tenant, available, install, launch
+from tests.plane import Plane
 from tests.scale import IS_FULL
-from tests.server_process import ServerProcess
 from tools.source_tree import ROOT
 
 pytestmark = pytest.mark.full
@@ -47,7 +47,7 @@ class Upgrade:
         self.callers = Callers("")
         self._stack = stack
         self._pods = pods
-        self._running: dict[tuple[str, int], ServerProcess] = {}
+        self._running: dict[tuple[str, int], Plane] = {}
 
     async def start(self, role: str, number: int, source: Path | None) -> None:
         """source: the tree of another version, in place of this one."""

@@ -11,21 +11,18 @@ import httpx
 import pytest
 
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
-from adapters.store.folder import LocalStore
-from admin.app import create_app
 from admin.http.plane import AdminConfig
-from admin.keys.keys import create_key
 from store.database import Database
 from tests.adapters.files import write_adapter
-from tests.gateway.live import Live, Plane, eventually
+from tests.admin.serve import administration
+from tests.gateway.live import GatewayPlane, Live, eventually
 from tests.gateway.pepper import PEPPER
-from tests.serving import serving
 
 
 class Told:
     """The admin plane beside the gateway that it tells."""
 
-    def __init__(self, client: httpx.AsyncClient, plane: Plane) -> None:
+    def __init__(self, client: httpx.AsyncClient, plane: GatewayPlane) -> None:
         self.plane = plane
         self._client = client
         self._number = 0
@@ -104,18 +101,8 @@ async def _answers(told: Told, version: str) -> bool:
 
 @asynccontextmanager
 async def _administration(live: Live, dsn: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with live.database.transaction() as connection:
-        _, key = await create_key(connection, PEPPER, None)
     own = await Database.connect(dsn)
-    store = LocalStore(live.folder / "admin-store")
-    app = create_app(AdminConfig(pepper=PEPPER), database=own, store=store)
-    headers = {"authorization": f"Bearer {key}"}
-    try:
-        async with (
-            serving(app) as url,
-            httpx.AsyncClient(base_url=f"{url}/admin/v1", headers=headers, timeout=30) as client,
-        ):
-            yield client
-    finally:
-        await app.state.admin.validation.close()
-        await own.close()
+    config = AdminConfig(pepper=PEPPER)
+    async with administration(own, live.folder / "admin-store", config) as client:
+        yield client
+    await own.close()

@@ -16,9 +16,9 @@ from loraplex.roles.forwarding import Forwarding
 from loraplex.roles.management import public_app
 from store.records import TENANT_SCOPES, new_key
 from tests.admin.audit.test_audit import entries, verified
-from tests.gateway.live import Live, Plane, eventually
+from tests.gateway.live import GatewayPlane, Live, eventually
 from tests.gateway.pepper import PEPPER
-from tests.serving import serving
+from tests.plane import Plane
 
 
 async def refusals(live: Live) -> list[AuditView]:
@@ -37,7 +37,7 @@ async def revoke(live: Live, key: str) -> None:
         await keys.revoke_key(connection, key.split("_")[1])
 
 
-async def status(plane: Plane, headers: dict[str, str], path: str = "/v1/models") -> int:
+async def status(plane: GatewayPlane, headers: dict[str, str], path: str = "/v1/models") -> int:
     # Without the client's own key.
     async with httpx.AsyncClient(base_url=plane.client.base_url, headers=headers) as client:
         return (await client.get(path)).status_code
@@ -96,7 +96,7 @@ async def test_keys_for_metrics_and_for_loads_are_counted_too(live: Live) -> Non
         forwarding = Forwarding("http://127.0.0.1:1", plane.gateway, AdminConfig(pepper=PEPPER))
         data = DataPlane(plane.gateway, [], nullcontext, None)
         app = public_app(data, None, loading=forwarding.app())
-        async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+        async with Plane(app) as plane, httpx.AsyncClient(base_url=plane.url) as client:
             bad = bearing(new_key().text)
             assert (await client.get("/metrics", headers=bad)).status_code == 401
             for headers, expected in ((bad, 401), (bearing(lacks), 403)):

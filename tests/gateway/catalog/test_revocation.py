@@ -21,7 +21,7 @@ from gateway.catalog.catalog import POLL_INTERVAL_S
 from store.records import TENANT_SCOPES
 from tests.gateway.live import WAIT_S, Live, eventually
 from tests.gateway.pepper import PEPPER
-from tests.gateway.process import GatewayProcess
+from tests.plane import Plane
 from tests.proxy import PostgresProxy, Way
 from tests.scale import scaled
 from tests.scripted_worker import Reply
@@ -44,9 +44,7 @@ async def issue(live: Live, rights: KeyCreate) -> str:
 
 
 @asynccontextmanager
-async def gateways(
-    live: Live, dsn: str, poll_interval_s: float
-) -> AsyncIterator[list[GatewayProcess]]:
+async def gateways(live: Live, dsn: str, poll_interval_s: float) -> AsyncIterator[list[Plane]]:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(live.worker)
         made = [live.process(dsn, poll_interval_s=poll_interval_s) for _ in range(NUM_GATEWAYS)]
@@ -56,14 +54,14 @@ async def gateways(
         yield made
 
 
-async def lets_in(gateway: GatewayProcess, key: str) -> bool:
-    async with gateway.client(key) as client:
+async def lets_in(gateway: Plane, key: str) -> bool:
+    async with gateway.new_client(key) as client:
         status = (await client.get("/v1/models")).status_code
     assert status in (200, 401)
     return status == 200
 
 
-async def revoke(live: Live, everywhere: list[GatewayProcess], within_s: float) -> float:
+async def revoke(live: Live, everywhere: list[Plane], within_s: float) -> float:
     """Seconds until no gateway lets a key in that was revoked."""
     key = await issue(live, KeyCreate(TENANT_SCOPES))
     for gateway in everywhere:
@@ -72,7 +70,7 @@ async def revoke(live: Live, everywhere: list[GatewayProcess], within_s: float) 
         await keys.revoke_key(connection, key.split("_")[1])
     revoked_at = time.monotonic()
 
-    async def until_refused(gateway: GatewayProcess) -> None:
+    async def until_refused(gateway: Plane) -> None:
         while await lets_in(gateway, key):
             await asyncio.sleep(0.01)
 

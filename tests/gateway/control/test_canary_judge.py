@@ -18,7 +18,7 @@ from gateway.dispatch.in_flight import NUM_STEPS, Outcomes, Tally, median_ms, tt
 from store.database import EVERYTHING, Database
 from store.queries import sql
 from store.records import Alias, CanaryPolicy
-from tests.gateway.live import Live, Plane, answer, eventually
+from tests.gateway.live import GatewayPlane, Live, answer, eventually
 from tests.scripted_worker import Reply
 from workers.wire.protocol import ErrorCode, Generate
 
@@ -110,7 +110,7 @@ async def make_canary(live: Live, policy: CanaryPolicy | None = POLICY) -> None:
         await aliases.set_canary(connection, live.tenant_id, "bot", "prod", weights, policy)
 
 
-async def send(plane: Plane, num_requests: int, **fields: Any) -> list[int]:
+async def send(plane: GatewayPlane, num_requests: int, **fields: Any) -> list[int]:
     """The statuses of completions by as many users."""
     answers = await asyncio.gather(
         *(plane.complete(user=f"user-{i}", **fields) for i in range(num_requests))
@@ -167,7 +167,7 @@ async def test_a_failing_canary_goes_back(live: Live, often: None, stream: bool)
         assert len(await history(live)) == 3
 
 
-async def _all_get(plane: Plane, version: str) -> bool:
+async def _all_get(plane: GatewayPlane, version: str) -> bool:
     answers = await asyncio.gather(*(plane.complete(user=f"user-{i}") for i in range(10)))
     return {each.headers.get("loraplex-adapter-version") for each in answers} == {version}
 

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.tracing import Tracing
 from tests.gateway.limits.test_quotas import limited
-from tests.gateway.live import Live, Plane
+from tests.gateway.live import GatewayPlane, Live
 from tests.gateway.metering.test_usage import rows
 from tests.otlp_receiver import SERVER, OtlpReceiver
 from tests.scripted_worker import Reply
@@ -52,7 +52,9 @@ FREE = {name: route for name, route in ROUTES.items() if not route.operation}
 PRICES = {"input": 5, "cached_input": 2, "output": 7}
 
 
-async def ask(plane: Plane, route: Route, model: str = "bot", **fields: Any) -> httpx.Response:
+async def ask(
+    plane: GatewayPlane, route: Route, model: str = "bot", **fields: Any
+) -> httpx.Response:
     return await plane.client.post(route.path, json={"model": model, **route.body, **fields})
 
 
@@ -78,7 +80,7 @@ class Asked(NamedTuple):
     is_streamed: bool
 
 
-async def asked_of_all(live: Live, plane: Plane) -> AsyncIterator[Asked]:
+async def asked_of_all(live: Live, plane: GatewayPlane) -> AsyncIterator[Asked]:
     """Every metered route once, and once more as a stream if it has one."""
     for route in METERED.values():
         for is_streamed in (False, True)[: 2 if route.num_generated else 1]:

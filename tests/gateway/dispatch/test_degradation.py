@@ -24,7 +24,7 @@ from store.database import EVERYTHING, Database
 from store.records import TENANT_SCOPES, new_key
 from tests.gateway.live import Live, eventually
 from tests.gateway.pepper import PEPPER
-from tests.gateway.process import GatewayProcess
+from tests.plane import Plane
 from tests.postgres import own_server
 from tests.proxy import PostgresProxy, Way, everything
 from tests.scale import IS_FULL, scaled
@@ -43,7 +43,7 @@ SLOWNESS_S = 2.0
 class Load:
     """Clients that ask one after the other, whole and streamed; `async with` it."""
 
-    def __init__(self, gateway: GatewayProcess, key: str) -> None:
+    def __init__(self, gateway: Plane, key: str) -> None:
         self.statuses: Counter[int | str] = Counter()
         self.request_ids: list[str] = []
         self.first_ms: list[float] = []
@@ -61,7 +61,7 @@ class Load:
         await asyncio.gather(*self._clients)
 
     async def _ask(self) -> None:
-        async with self._gateway.client(self._key) as client:
+        async with self._gateway.new_client(self._key) as client:
             while not self._is_over:
                 await self._ask_whole(client)
                 await self._ask_streamed(client)
@@ -88,10 +88,10 @@ class Load:
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 3}
 
 
-class Plane:
+class Setup:
     """A Postgres of its own, what a gateway needs, and one gateway in a process of its own."""
 
-    def __init__(self, postgres: EmbeddedPostgres, live: Live, gateway: GatewayProcess) -> None:
+    def __init__(self, postgres: EmbeddedPostgres, live: Live, gateway: Plane) -> None:
         self.live = live
         self.gateway = gateway
         self._postgres = postgres
@@ -121,7 +121,7 @@ class Plane:
 
     async def status(self, key: str) -> tuple[int, str | None]:
         """Of a request with the key, and the code of the refusal."""
-        async with self.gateway.client(key) as client:
+        async with self.gateway.new_client(key) as client:
             answer = await client.get("/v1/models")
             error = answer.json().get("error", {})
             return answer.status_code, error.get("code")
@@ -138,9 +138,9 @@ async def postgres() -> AsyncIterator[EmbeddedPostgres]:
 
 
 @asynccontextmanager
-async def box_on(
+async def setup_on(
     postgres: EmbeddedPostgres, folder: Path, dsn: str = "", **options: Any
-) -> AsyncIterator[Plane]:
+) -> AsyncIterator[Setup]:
     """`dsn`: the gateway's way to the database."""
     database = await Database.connect(postgres.dsn(), sees=EVERYTHING)
     live = Live(database, folder)
@@ -150,14 +150,14 @@ async def box_on(
             gateway = live.process(dsn or postgres.dsn(), **options)
             await gateway.start()
             try:
-                yield Plane(postgres, live, gateway)
+                yield Setup(postgres, live, gateway)
             finally:
                 await gateway.kill()
     finally:
         await database.close()
 
 
-KINDS = {"stopped": Plane.stopped, "hanging": Plane.hanging}
+KINDS = {"stopped": Setup.stopped, "hanging": Setup.hanging}
 
 
 @pytest.mark.chaos
@@ -166,47 +166,47 @@ KINDS = {"stopped": Plane.stopped, "hanging": Plane.hanging}
 async def test_postgres_away_under_load(
     postgres: EmbeddedPostgres, tmp_path: Path, kind: str
 ) -> None:
-    async with box_on(postgres, tmp_path, poll_interval_s=scaled(1, 10)) as plane:
+    async with setup_on(postgres, tmp_path, poll_interval_s=scaled(1, 10)) as setup:
         stranger = new_key().text
-        async with Load(plane.gateway, plane.live.key) as load:
+        async with Load(setup.gateway, setup.live.key) as load:
             await asyncio.sleep(1)
-            assert await plane.status(stranger) == (401, "invalid_api_key")
-            resident = plane.gateway.resident_bytes
-            async with KINDS[kind](plane):
+            assert await setup.status(stranger) == (401, "invalid_api_key")
+            resident = setup.gateway.resident_bytes
+            async with KINDS[kind](setup):
                 ends_at = time.monotonic() + AWAY_S
                 # The gateway finds out by itself: at once if it is told, else by its next look.
-                await eventually(lambda: _is_unconfirmed(plane, stranger), NOTICE_S)
-                assert await plane.status(stranger[:-1] + "!") == (401, "invalid_api_key")
+                await eventually(lambda: _is_unconfirmed(setup, stranger), NOTICE_S)
+                assert await setup.status(stranger[:-1] + "!") == (401, "invalid_api_key")
                 await asyncio.sleep(max(ends_at - time.monotonic(), 0))
-                grown = plane.gateway.resident_bytes - resident
+                grown = setup.gateway.resident_bytes - resident
             back_at = time.monotonic()
             asked = list(load.request_ids)
-            await eventually(lambda: _is_unknown(plane, stranger))
+            await eventually(lambda: _is_unknown(setup, stranger))
         assert set(load.statuses) == {200}, load.statuses
         assert grown <= GROWTH_BYTES
 
         async def is_replayed() -> bool:
             found = "SELECT count(*) AS n FROM usage WHERE request_id = ANY ($1)"
-            return (await plane.live.fetch(found, asked))[0]["n"] == len(asked)
+            return (await setup.live.fetch(found, asked))[0]["n"] == len(asked)
 
         await eventually(is_replayed, REPLAY_S)
         print(
             f"{kind} for {AWAY_S} s: {load.statuses.total()} requests, memory + {grown >> 10} KiB,"
             f" replayed in {time.monotonic() - back_at:.1f} s"
         )
-        await plane.gateway.stop()
-        rows = await plane.live.fetch("SELECT request_id FROM usage")
+        await setup.gateway.stop()
+        rows = await setup.live.fetch("SELECT request_id FROM usage")
         told = Counter(row["request_id"] for row in rows)
         assert max(told.values()) == 1
         assert told.keys() >= set(load.request_ids)
 
 
-async def _is_unconfirmed(plane: Plane, key: str) -> bool:
-    return await plane.status(key) == (503, "key_unconfirmed")
+async def _is_unconfirmed(setup: Setup, key: str) -> bool:
+    return await setup.status(key) == (503, "key_unconfirmed")
 
 
-async def _is_unknown(plane: Plane, key: str) -> bool:
-    return await plane.status(key) == (401, "invalid_api_key")
+async def _is_unknown(setup: Setup, key: str) -> bool:
+    return await setup.status(key) == (401, "invalid_api_key")
 
 
 async def test_a_key_made_while_the_gateway_could_not_look(
@@ -215,30 +215,30 @@ async def test_a_key_made_while_the_gateway_could_not_look(
     """It is let in as soon as the gateway can."""
     async with (
         PostgresProxy(postgres.dsn(), tmp_path / "proxy") as proxy,
-        box_on(postgres, tmp_path, proxy.dsn, poll_interval_s=1) as plane,
+        setup_on(postgres, tmp_path, proxy.dsn, poll_interval_s=1) as setup,
     ):
         proxy.ways["client"] = Way(swallows=everything)
         proxy.reset()
-        await eventually(lambda: _is_unconfirmed(plane, new_key().text))
-        async with plane.live.database.transaction() as connection:
-            made = await keys.create_key(connection, PEPPER, plane.live.tenant_id, TENANT_SCOPES)
-        assert await plane.status(made[1]) == (503, "key_unconfirmed")
+        await eventually(lambda: _is_unconfirmed(setup, new_key().text))
+        async with setup.live.database.transaction() as connection:
+            made = await keys.create_key(connection, PEPPER, setup.live.tenant_id, TENANT_SCOPES)
+        assert await setup.status(made[1]) == (503, "key_unconfirmed")
         proxy.ways["client"] = Way()
         proxy.reset()
-        await eventually(lambda: _is_let_in(plane, made[1]))
-        assert await plane.status(new_key().text) == (401, "invalid_api_key")
+        await eventually(lambda: _is_let_in(setup, made[1]))
+        assert await setup.status(new_key().text) == (401, "invalid_api_key")
 
 
-async def _is_let_in(plane: Plane, key: str) -> bool:
-    return await plane.status(key) == (200, None)
+async def _is_let_in(setup: Setup, key: str) -> bool:
+    return await setup.status(key) == (200, None)
 
 
 async def test_too_long_without_postgres(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     """Nobody is served by a catalog of which it is not known any more whether it still holds."""
-    async with box_on(postgres, tmp_path, catalog_stale_s=3) as plane:
-        async with plane.stopped():
-            await eventually(lambda: _is_refused(plane, "catalog_stale"))
-            async with plane.gateway.client(plane.live.key) as client:
+    async with setup_on(postgres, tmp_path, catalog_stale_s=3) as setup:
+        async with setup.stopped():
+            await eventually(lambda: _is_refused(setup, "catalog_stale"))
+            async with setup.gateway.new_client(setup.live.key) as client:
                 refused = await client.post("/v1/completions", json=BODY)
                 ready = await client.get("/readyz")
             assert refused.status_code == 503
@@ -246,11 +246,11 @@ async def test_too_long_without_postgres(postgres: EmbeddedPostgres, tmp_path: P
             assert int(refused.headers["retry-after"]) > 0
             assert ready.status_code == 503
             assert "stale" in ready.json()["reason"]
-        await eventually(lambda: _is_let_in(plane, plane.live.key))
+        await eventually(lambda: _is_let_in(setup, setup.live.key))
 
 
-async def _is_refused(plane: Plane, code: str) -> bool:
-    return await plane.status(plane.live.key) == (503, code)
+async def _is_refused(setup: Setup, code: str) -> bool:
+    return await setup.status(setup.live.key) == (503, code)
 
 
 @pytest.mark.chaos
@@ -259,8 +259,8 @@ async def test_slow_postgres_slows_no_token(postgres: EmbeddedPostgres, tmp_path
     """Whatever waited for one answer of the database would take twice the delay."""
     async with (
         PostgresProxy(postgres.dsn(), tmp_path / "proxy") as proxy,
-        box_on(postgres, tmp_path, proxy.dsn) as plane,
-        Load(plane.gateway, plane.live.key) as load,
+        setup_on(postgres, tmp_path, proxy.dsn) as setup,
+        Load(setup.gateway, setup.live.key) as load,
     ):
         await asyncio.sleep(2)
         before = list(load.first_ms)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.adapters.files import BASE
-from tests.gateway.live import Live, Plane, eventually
+from tests.gateway.live import GatewayPlane, Live, eventually
 from tests.outcome import End, Outcome, complete
 from tests.proxy import FAULTS, TOWARDS, Proxy, Toward, Way
 from tests.scale import IS_FULL, scaled
@@ -58,7 +58,7 @@ class Site:
     """A gateway and two workers, each behind a proxy."""
 
     def __init__(
-        self, plane: Plane, key: str, workers: list[ScriptedWorker], proxies: list[Proxy]
+        self, plane: GatewayPlane, key: str, workers: list[ScriptedWorker], proxies: list[Proxy]
     ) -> None:
         self.workers = workers
         self.proxies = proxies

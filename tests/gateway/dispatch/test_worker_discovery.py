@@ -12,7 +12,7 @@ from store.database import Database
 from store.queries import sql
 from tests.adapters.files import BASE
 from tests.gateway.conftest import REPORT_INTERVAL_S
-from tests.gateway.live import Live, Plane, answer, eventually
+from tests.gateway.live import GatewayPlane, Live, answer, eventually
 from tests.scripted_worker import Reply, ScriptedWorker
 from workers.wire.frames import DesiredModel
 from workers.wire.protocol import Generate, ServiceClass
@@ -35,7 +35,7 @@ async def register(live: Live, worker: ScriptedWorker) -> None:
     await register_worker(live.database, worker.instance_id, worker.address, LEASE_S)
 
 
-def connected(plane: Plane) -> set[str]:
+def connected(plane: GatewayPlane) -> set[str]:
     fleet = plane.gateway.fleet
     return {client.instance_id for client in fleet.clients if client.models}
 
@@ -46,7 +46,7 @@ async def status(live: Live, worker_id: str) -> dict[str, Any] | None:
 
 
 @asynccontextmanager
-async def streaming(plane: Plane, max_tokens: int = 400):
+async def streaming(plane: GatewayPlane, max_tokens: int = 400):
     """An answer under way; its lines."""
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": max_tokens, "stream": True}
     async with plane.client.stream("POST", "/v1/completions", json=body) as stream:
@@ -187,7 +187,7 @@ async def want(live: Live, worker_id: str, draining: bool) -> None:
         await connection.execute(sql["worker_set_draining"], worker_id, draining)
 
 
-def ready(plane: Plane) -> set[str]:
+def ready(plane: GatewayPlane) -> set[str]:
     return {client.instance_id for client in plane.gateway.fleet.clients if client.is_ready}
 
 

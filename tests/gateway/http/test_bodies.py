@@ -12,7 +12,7 @@ import pytest
 
 from gateway.text.long_texts import LONG, LongTexts
 from gateway.text.tokenizer import MANY_MESSAGES
-from tests.gateway.live import Live, Plane, eventually
+from tests.gateway.live import GatewayPlane, Live, eventually
 from web.held_bytes import GRACE_S, MIN_BYTES_PER_S, BodyBudget, HeldBody
 
 TENANT_BYTES = 1 << 20
@@ -43,7 +43,7 @@ class Slow:
 
 @asynccontextmanager
 async def posting(
-    plane: Plane, key: str, path: str = "/v1/completions", length: int = len(WHOLE)
+    plane: GatewayPlane, key: str, path: str = "/v1/completions", length: int = len(WHOLE)
 ) -> AsyncIterator[Slow]:
     """With the head sent."""
     url = plane.client.base_url

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 
 from tests.gateway.live import Live, eventually
-from tests.serving import serving
+from tests.plane import Plane, connected, lifespan
 from web.http_protocol import HEAD_PIECE_BYTES, MAX_HEAD_BYTES, Connections
 
 MAX_DESCRIPTORS = 256
@@ -80,7 +79,7 @@ async def test_half_sent_heads_exhaust_no_descriptors(live: Live, dsn: str) -> N
         await gateway.start()
         try:
             with ExitStack() as strangers:
-                async with gateway.client(live.key) as client:
+                async with gateway.new_client(live.key) as client:
                     for number in range(2 * MAX_DESCRIPTORS):
                         half = strangers.enter_context(socket.socket())
                         half.connect(("127.0.0.1", int(gateway.url.rpartition(":")[2])))
@@ -89,7 +88,7 @@ async def test_half_sent_heads_exhaust_no_descriptors(live: Live, dsn: str) -> N
                         if number % 64 == 63:
                             body = {"model": "bot", "prompt": "Hi", "max_tokens": 3}
                             # A client of its own, whose connection is new.
-                            async with gateway.client(live.key) as fresh:
+                            async with gateway.new_client(live.key) as fresh:
                                 for each in (client, fresh):
                                     answer = await each.post("/v1/completions", json=body)
                                     assert answer.status_code == 200, answer.text
@@ -107,9 +106,9 @@ async def test_a_head_has_a_deadline_from_its_first_byte() -> None:
     """However steadily it comes; an idle connection keeps its own time."""
     async with (
         asyncio.timeout(20),
-        serving(_answer, head_s=1) as url,
-        connected(url) as (idle, idle_writer),
-        connected(url) as (slow, writer),
+        Plane(_answer, head_s=1) as plane,
+        connected(plane.url) as (idle, idle_writer),
+        connected(plane.url) as (slow, writer),
     ):
         ended = asyncio.create_task(slow.read())
         writer.write(HALF)
@@ -147,16 +146,20 @@ async def test_the_bytes_of_a_head_are_bounded_however_they_come(how: str, befor
     """In one read, and behind other requests of the same read. Behind others the bound may be
     passed by a part of it."""
     most = MAX_HEAD_BYTES if not before else MAX_HEAD_BYTES + HEAD_PIECE_BYTES
-    async with serving(_answer) as url, asyncio.timeout(20):
-        *_, last = await sent_at_once(url, before, padded(most + 8, how))
+    async with Plane(_answer) as plane, asyncio.timeout(20):
+        *_, last = await sent_at_once(plane.url, before, padded(most + 8, how))
         assert last == 400
-        statuses = await sent_at_once(url, before, padded(MAX_HEAD_BYTES, how))
+        statuses = await sent_at_once(plane.url, before, padded(MAX_HEAD_BYTES, how))
         assert statuses == [200] * bool(before) + [200]
 
 
 async def test_a_head_is_bounded_whose_last_piece_makes_it_whole() -> None:
     head = padded(MAX_HEAD_BYTES + 100, "value")
-    async with serving(_answer) as url, asyncio.timeout(20), connected(url) as (reader, writer):
+    async with (
+        Plane(_answer) as plane,
+        asyncio.timeout(20),
+        connected(plane.url) as (reader, writer),
+    ):
         writer.write(head[:-200])
         await asyncio.sleep(0.2)
         writer.write(head[-200:])
@@ -189,7 +192,11 @@ async def test_the_framing_of_a_body_is_bounded() -> None:
                 pass
         await _answer(scope, receive, send)
 
-    async with serving(reading) as url, asyncio.timeout(20), connected(url) as (reader, writer):
+    async with (
+        Plane(reading) as plane,
+        asyncio.timeout(20),
+        connected(plane.url) as (reader, writer),
+    ):
         writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ")
         ended = asyncio.create_task(reader.read())
         num_sent = 0
@@ -212,8 +219,8 @@ async def test_a_trailer_is_no_header() -> None:
         await _answer(scope, receive, send)
 
     async with (
-        serving(noting, trusted_proxies=("127.0.0.0/8",)) as url,
-        connected(url) as (reader, writer),
+        Plane(noting, trusted_proxies=("127.0.0.0/8",)) as plane,
+        connected(plane.url) as (reader, writer),
     ):
         writer.write(
             b"POST / HTTP/1.1\r\nhost: a\r\nx-forwarded-for: 192.0.2.9\r\n"
@@ -226,21 +233,7 @@ async def test_a_trailer_is_no_header() -> None:
 
 async def _answer(scope: Any, receive: Any, send: Any) -> None:
     if scope["type"] == "lifespan":
-        for part in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{part}.complete"})
+        await lifespan(receive, send)
         return
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"body"})
-
-
-@asynccontextmanager
-async def connected(
-    url: str,
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    host, _, port = url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    yield reader, writer
-    writer.close()
-    with suppress(ConnectionError):
-        await writer.wait_closed()

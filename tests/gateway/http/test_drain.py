@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from web.server import Draining, Server, bind, make_config
+from tests.plane import Plane, lifespan
+from web.server import Draining, Server
 
 BODY = b"x" * 200_000
 
@@ -26,9 +27,7 @@ class Slow:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            for part in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{part}.complete"})
+            await lifespan(receive, send)
             return
         self.paths.append(scope["path"])
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -43,17 +42,10 @@ class Slow:
 async def served(
     app: Slow, drain_s: float = 20, draining: Draining | None = None
 ) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
-    server = Server(make_config(app, drain_s=drain_s, draining=draining))
-    with bind("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
-            await asyncio.sleep(0.01)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-            yield server, client
+    plane = Plane(app, drain_s=drain_s, draining=draining)
+    async with plane, plane.new_client() as client:
+        yield plane.server, client
         app.may_end.set()
-        server.should_exit = True
-        await serving
 
 
 async def in_progress(app: Slow, client: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:

@@ -15,7 +15,7 @@ import pytest
 
 from loraplex.roles.management import public_app
 from tests.gateway.service import Service
-from tests.serving import serving
+from tests.plane import Plane, lifespan
 from web.edge import (
     ADDRESS_BURST,
     ALL_BURST,
@@ -95,9 +95,7 @@ class _Reached:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            for part in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{part}.complete"})
+            await lifespan(receive, send)
             return
         self.paths.append(scope["path"])
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -106,15 +104,15 @@ class _Reached:
 
 async def test_no_spelling_passes_a_path_filter() -> None:
     data, administration = _Reached(), _Reached()
-    async with serving(public_app(data, administration)) as url:  # type: ignore[arg-type]
+    async with Plane(public_app(data, administration)) as plane:  # type: ignore[arg-type]
         for path in AMBIGUOUS:
-            answer = await ask(url, path)
+            answer = await ask(plane.url, path)
             assert answer.startswith(b"HTTP/1.1 400 "), path
             if b"ambiguous_path" in answer:
                 assert b"x-request-id: req_" in answer
         assert (data.paths, administration.paths) == ([], [])
-        assert b"reached" in await ask(url, "/admin/v1/tenants")
-        assert b"reached" in await ask(url, "/v1/models/a%20b")
+        assert b"reached" in await ask(plane.url, "/admin/v1/tenants")
+        assert b"reached" in await ask(plane.url, "/v1/models/a%20b")
     assert (data.paths, administration.paths) == (["/v1/models/a b"], ["/admin/v1/tenants"])
 
 
@@ -140,8 +138,8 @@ async def test_no_spelling_passes_a_path_filter() -> None:
 async def test_headers_that_can_be_read_in_two_ways_are_refused(headers: str, named: str) -> None:
     """A proxy may have checked the other one."""
     app = _Reached()
-    async with serving(app) as url:
-        answer = await ask(url, "/v1/models", headers, host="")
+    async with Plane(app) as plane:
+        answer = await ask(plane.url, "/v1/models", headers, host="")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"ambiguous_header" in answer and b"x-request-id: req_" in answer
     assert f"'{named}'".encode() in answer
@@ -161,8 +159,8 @@ async def test_headers_that_can_be_read_in_two_ways_are_refused(headers: str, na
 )
 async def test_headers_that_have_one_meaning_are_not(headers: str, version: str) -> None:
     app = _Reached()
-    async with serving(app) as url:
-        answer = await ask(url, "/v1/models", headers, host="", version=version)
+    async with Plane(app) as plane:
+        answer = await ask(plane.url, "/v1/models", headers, host="", version=version)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert app.paths == ["/v1/models"]
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.gateway.live import Live, Plane
+from tests.gateway.live import GatewayPlane, Live
 from tests.scripted_worker import Reply
 from workers.wire.protocol import ErrorCode, Generate
 
@@ -46,7 +46,7 @@ def script(request: Generate) -> Reply:
 class Connection:
     """A client that makes no garbage of its own."""
 
-    def __init__(self, plane: Plane, key: str) -> None:
+    def __init__(self, plane: GatewayPlane, key: str) -> None:
         self._host = urlsplit(str(plane.client.base_url)).netloc
         self._key = key
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from loraplex.roles.management import public_app
-from tests.serving import serving
+from tests.plane import Plane, lifespan
 
 OFFERS = {
     "jdk": "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",
@@ -28,9 +28,7 @@ BODY = b'{"model": "bot", "prompt": "Hi"}'
 async def echo(scope: Any, receive: Any, send: Any) -> None:
     """Answers with the method, path, and body of the request."""
     if scope["type"] == "lifespan":
-        for part in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{part}.complete"})
+        await lifespan(receive, send)
         return
     body, more = b"", True
     while more:
@@ -66,22 +64,22 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, dict[str, An
         return head, json.loads(await reader.readexactly(length))
 
 
-@pytest.mark.parametrize("plane", ["data", "admin"])
+@pytest.mark.parametrize("kind", ["data", "admin"])
 @pytest.mark.parametrize("cut", ["one", "head", "middle", "bytes"])
 @pytest.mark.parametrize("write", [sized, chunked])
 @pytest.mark.parametrize("offer", OFFERS)
 async def test_an_offer_is_ignored(
-    offer: str, write: Callable[[bytes], bytes], cut: str, plane: str
+    offer: str, write: Callable[[bytes], bytes], cut: str, kind: str
 ) -> None:
     """In whatever packets the request arrives; and the connection is kept."""
-    path = "/v1/completions" if plane == "data" else "/admin/v1/tenants"
+    path = "/v1/completions" if kind == "data" else "/admin/v1/tenants"
     head = f"POST {path}?a=b HTTP/1.1\r\nhost: a\r\n{OFFERS[offer]}".encode()
     data = head + write(BODY)
     end = data.index(b"\r\n\r\n") + 4
     places = {"one": [], "head": [end], "middle": [end - 9, end + 5], "bytes": [*range(len(data))]}
     app: Any = echo
-    async with serving(public_app(app, app)) as url:  # type: ignore[arg-type]
-        port = int(url.rpartition(":")[2])
+    async with Plane(public_app(app, app)) as plane:  # type: ignore[arg-type]
+        port = plane.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             for begin, stop in zip([0, *places[cut]], [*places[cut], len(data)], strict=True):
@@ -104,8 +102,8 @@ async def test_requests_behind_an_offer_are_answered_in_turn() -> None:
     offer = f"POST /1 HTTP/1.1\r\nhost: a\r\n{OFFERS['jdk']}".encode() + sized(BODY)
     plain = b"POST /2 HTTP/1.1\r\nhost: a\r\n" + sized(b"{}")
     bodiless = f"GET /3 HTTP/1.1\r\nhost: a\r\n{OFFERS['websocket']}\r\n".encode()
-    async with serving(echo) as url:
-        port = int(url.rpartition(":")[2])
+    async with Plane(echo) as plane:
+        port = plane.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(offer + plain + bodiless + offer)
         answers = [(await read_answer(reader))[1] for _ in range(4)]
@@ -116,8 +114,8 @@ async def test_requests_behind_an_offer_are_answered_in_turn() -> None:
 
 async def test_an_old_clients_connection_is_closed_after_the_answer() -> None:
     offer = f"POST /1 HTTP/1.0\r\nhost: a\r\n{OFFERS['tls']}".encode() + sized(BODY)
-    async with serving(echo) as url:
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    async with Plane(echo) as plane:
+        reader, writer = await asyncio.open_connection("127.0.0.1", plane.port)
         writer.write(offer)
         _, about = await read_answer(reader)
         assert about["body"] == BODY.decode()
@@ -128,10 +126,10 @@ async def test_an_old_clients_connection_is_closed_after_the_answer() -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 async def test_curl_offers_http2() -> None:
-    async with serving(echo) as url:
+    async with Plane(echo) as plane:
         asked = await asyncio.to_thread(
             subprocess.run,
-            ["curl", "-sS", "--http2", "-d", BODY.decode(), f"{url}/v1/completions"],
+            ["curl", "-sS", "--http2", "-d", BODY.decode(), f"{plane.url}/v1/completions"],
             capture_output=True,
             check=True,
             timeout=20,

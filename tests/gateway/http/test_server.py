@@ -18,7 +18,7 @@ from litestar.types import ASGIApp
 
 from store.database import translated_errors
 from store.errors import DatabaseUnavailable
-from tests.serving import serving
+from tests.plane import Plane, connected, lifespan
 from web.http_protocol import connection_lost
 from web.server import bind, make_server
 
@@ -62,7 +62,7 @@ def test_who_connects_in_a_crowd_does_not_wait_for_each_before_him() -> None:
 async def test_an_idle_connection_is_not_ended_before_its_client_would() -> None:
     """Who ends it must be who begins requests, or one crosses the end of the connection. The
     official client keeps it for five seconds."""
-    async with serving(Litestar([])) as url, _connected(url) as (reader, writer):
+    async with Plane(Litestar([])) as plane, connected(plane.url) as (reader, writer):
         for pause_s in (6.0, 0.0):
             writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
             head = await reader.readuntil(b"\r\n\r\n")
@@ -89,10 +89,10 @@ async def test_an_idle_connection_is_not_ended_before_its_client_would() -> None
 )
 async def test_who_never_asks_to_the_end_is_let_go(asked: bytes, more: bytes) -> None:
     """As who has asked and is silent since. `more` goes on coming, and completes nothing."""
-    async with serving(_read, keep_alive_s=1, head_s=1) as url, asyncio.timeout(20):
+    async with Plane(_read, keep_alive_s=1, head_s=1) as plane, asyncio.timeout(20):
         # What crosses the end is answered with a reset.
         with suppress(ConnectionResetError):
-            async with _connected(url) as (reader, writer):
+            async with connected(plane.url) as (reader, writer):
                 writer.write(asked)
                 ended = asyncio.create_task(reader.read())
                 while not ended.done():
@@ -111,9 +111,9 @@ async def test_who_never_asks_to_the_end_is_let_go(asked: bytes, more: bytes) ->
     ids=["first", "after an answer", "after an unread body"],
 )
 async def test_a_head_without_an_end_is_refused(asked: bytes) -> None:
-    async with serving(_read) as url, asyncio.timeout(20):
+    async with Plane(_read) as plane, asyncio.timeout(20):
         with suppress(ConnectionResetError):
-            async with _connected(url) as (reader, writer):
+            async with connected(plane.url) as (reader, writer):
                 if asked:
                     writer.write(asked[:200])
                     await reader.readuntil(b"body")
@@ -127,7 +127,11 @@ async def test_a_head_without_an_end_is_refused(asked: bytes) -> None:
 
 
 async def test_a_long_head_and_a_long_body_are_taken() -> None:
-    async with serving(_read) as url, _connected(url) as (reader, writer), asyncio.timeout(20):
+    async with (
+        Plane(_read) as plane,
+        connected(plane.url) as (reader, writer),
+        asyncio.timeout(20),
+    ):
         for _ in range(2):
             writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 300000\r\nx: ")
             for part in (b"y" * 30_000, b"y" * 30_000 + b"\r\n\r\n", *[b"z" * 30_000] * 10):
@@ -138,8 +142,8 @@ async def test_a_long_head_and_a_long_body_are_taken() -> None:
 
 async def test_who_goes_on_asking_and_who_waits_is_not_let_go() -> None:
     async with (
-        serving(_read, keep_alive_s=2) as url,
-        _connected(url) as (reader, writer),
+        Plane(_read, keep_alive_s=2) as plane,
+        connected(plane.url) as (reader, writer),
         asyncio.timeout(60),
     ):
         writer.write(b"POST /slow HTTP/1.1\r\nhost: a\r\ncontent-length: 15\r\n\r\n")
@@ -150,7 +154,7 @@ async def test_who_goes_on_asking_and_who_waits_is_not_let_go() -> None:
 
 
 async def test_an_answers_head_and_body_are_one_packet() -> None:
-    async with serving(_answer) as url, _connected(url) as (reader, writer):
+    async with Plane(_answer) as plane, connected(plane.url) as (reader, writer):
         for number in range(1, 4):
             writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -165,7 +169,7 @@ async def test_a_head_does_not_wait_for_a_body_that_is_not_there_yet(method: byt
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         await _answer(scope, receive, send, is_awaited)
 
-    async with serving(slow) as url, _connected(url) as (reader, writer):
+    async with Plane(slow) as plane, connected(plane.url) as (reader, writer):
         writer.write(method + b" / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
         async with asyncio.timeout(20):
             await reader.readuntil(b"\r\n\r\n")
@@ -187,7 +191,7 @@ async def test_a_connection_lost_after_a_large_body_is_told() -> None:
         has_read.set()
         await is_told.wait()
 
-    async with serving(reading) as url, _connected(url) as (_, writer), asyncio.timeout(20):
+    async with Plane(reading) as plane, connected(plane.url) as (_, writer), asyncio.timeout(20):
         writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100001\r\n\r\n1")
         await has_begun.wait()
         # Written while the server, in the same loop, reads nothing: it finds all of it at once.
@@ -198,7 +202,7 @@ async def test_a_connection_lost_after_a_large_body_is_told() -> None:
 
 
 async def test_the_last_answer_of_a_connection_is_whole() -> None:
-    async with serving(_answer) as url, _connected(url) as (reader, writer):
+    async with Plane(_answer) as plane, connected(plane.url) as (reader, writer):
         writer.write(b"HEAD / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"\r\n\r\n")
@@ -214,9 +218,7 @@ async def _answer(
             await is_awaited.wait()
         await send({"type": "http.response.body", "body": b"body", "more_body": False})
     else:
-        for part in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{part}.complete"})
+        await lifespan(receive, send)
 
 
 async def _read(scope: Any, receive: Any, send: Any) -> None:
@@ -229,17 +231,6 @@ async def _read(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/slow":
             await asyncio.sleep(3)
     await _answer(scope, receive, send)
-
-
-@asynccontextmanager
-async def _connected(
-    url: str,
-) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    host, _, port = url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    yield reader, writer
-    writer.close()
-    await writer.wait_closed()
 
 
 def _data_packets(writer: asyncio.StreamWriter) -> int:

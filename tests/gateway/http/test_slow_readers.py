@@ -39,8 +39,7 @@ MESSAGES = {"messages": [{"role": "user", "content": "Hi"}]}
 @pytest.fixture(scope="module")
 def slow(store: Path) -> Iterator[Service]:
     """Its connections have small send buffers, so that a client that reads nothing is noticed."""
-    service = Service(store, slow_client_s=SLOW_S)
-    service.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
+    service = Service(store, slow_client_s=SLOW_S, send_buffer=16 << 10)
     service.start()
     yield service
     service.stop()
@@ -134,10 +133,9 @@ def test_a_tenants_unread_answers_are_bounded_before_they_are_generated(
 ) -> None:
     """The third has no room, and no worker computes it; the fourth is not even tokenised, but a
     small one is answered; another tenant has room; and once one was read there is room again."""
-    service = Service(store)
+    service = Service(store, send_buffer=16 << 10)
     one = AnswerSize(len(TEXTS), 0, 0, 0, len(TEXTS) * SIZES["hidden_size"]).num_bytes
     service.answers = AnswerBudget(4 * (2 * one - one // 8))
-    service.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
     service.start()
     try:
         with ExitStack() as stack:

@@ -14,7 +14,7 @@ from gateway.config import GatewayConfig
 from store.records import CatalogSnapshot
 from tests.gateway.pepper import PEPPER
 from tests.gateway.service import FedSource, Keys, snapshot
-from tests.serving import serving
+from tests.plane import Plane
 
 
 class LateSource(FedSource):
@@ -34,7 +34,10 @@ async def first_answer(store: Path, wal: Path, path: str, after_s: float) -> htt
     config = GatewayConfig(model_folder=store.joinpath, pepper=PEPPER, wal=wal)
     app = create_app(config, source=LateSource(snapshot(keys.records), after_s), clients=[])
     headers = {"authorization": f"Bearer {keys.acme}"}
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, headers=headers) as client:
+    async with (
+        Plane(app) as plane,
+        httpx.AsyncClient(base_url=plane.url, headers=headers) as client,
+    ):
         return await client.get(path, timeout=10 * START_WAIT_S)
 
 

@@ -86,7 +86,7 @@ async def plane(tmp_path: Path) -> AsyncIterator[Plane]:
             await asyncio.gather(*(gateway.start() for gateway in plane.gateways))
             for gateway in plane.gateways:
                 stack.push_async_callback(gateway.kill)
-                client = gateway.client(live.key)
+                client = gateway.new_client(live.key)
                 client.timeout = httpx.Timeout(120)
                 plane.clients.append(await stack.enter_async_context(client))
             yield plane

@@ -16,7 +16,7 @@ from admin.keys.schemas import KeyCreate
 from gateway.limits.database_clock import DatabaseClock
 from store.records import TENANT_SCOPES
 from tests.gateway.limits.test_quotas import limited
-from tests.gateway.live import Live, Plane, eventually
+from tests.gateway.live import GatewayPlane, Live, eventually
 from tests.gateway.metering.test_usage import rows
 from tests.gateway.pepper import PEPPER
 
@@ -65,7 +65,7 @@ def test_a_difference_is_logged_once_and_so_is_its_end(caplog: pytest.LogCapture
     assert "agrees" in told[1][1] and "is 7.0 s ahead of" in told[2][1]
 
 
-async def told(plane: Plane) -> None:
+async def told(plane: GatewayPlane) -> None:
     """The gateway knows the database's time."""
     await eventually(lambda: abs(plane.gateway.clock() - time.time()) < 1)
 

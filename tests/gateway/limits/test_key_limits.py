@@ -10,7 +10,7 @@ import pytest
 from admin.keys import keys
 from admin.keys.schemas import KeyCreate
 from store.records import TENANT_SCOPES, new_key
-from tests.gateway.live import Live, Plane, eventually
+from tests.gateway.live import GatewayPlane, Live, eventually
 from tests.gateway.pepper import PEPPER
 
 
@@ -25,7 +25,7 @@ def bearing(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-async def knows(plane: Plane, key: str) -> bool:
+async def knows(plane: GatewayPlane, key: str) -> bool:
     answer = await plane.client.get("/v1/models", headers=bearing(key))
     return answer.status_code != 401
 
@@ -72,7 +72,7 @@ async def test_a_key_with_a_list_knows_nothing_else(live: Live) -> None:
                     assert said == {UNKNOWN.format(name)}
 
 
-async def _ask_all(plane: Plane, key: str, name: str) -> list[httpx.Response]:
+async def _ask_all(plane: GatewayPlane, key: str, name: str) -> list[httpx.Response]:
     """Every route that takes a model's name."""
     ask, headers = plane.client, bearing(key)
     answers = [

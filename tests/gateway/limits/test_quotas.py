@@ -15,7 +15,7 @@ import pytest
 from admin.keys import keys
 from store.records import TENANT_SCOPES
 from tests.adapters.files import BASE
-from tests.gateway.live import Live, Plane, answer, eventually
+from tests.gateway.live import GatewayPlane, Live, answer, eventually
 from tests.gateway.pepper import PEPPER
 from tests.scripted_worker import Reply, ScriptedWorker
 from workers.wire.protocol import Generate
@@ -33,19 +33,19 @@ def wordy(request: Generate) -> Reply:
     return Reply([65] * request.params.max_tokens)
 
 
-async def limited(live: Live, plane: Plane, **limits: int) -> None:
+async def limited(live: Live, plane: GatewayPlane, **limits: int) -> None:
     """The gateway knows of it when this returns."""
     await live.limit(**limits)
     await knows(plane, lambda: bool(plane.gateway.catalog.current.limits_of(live.tenant_id, "")))
 
 
-async def lengthen(live: Live, plane: Plane) -> None:
+async def lengthen(live: Live, plane: GatewayPlane) -> None:
     """The context of `tiny`, to that of the worker."""
     await live.fetch("UPDATE base_models SET max_model_len = 4096 RETURNING 1")
     await knows(plane, lambda: plane.gateway.catalog.current.models["tiny"].max_model_len == 4096)
 
 
-async def knows(plane: Plane, condition: Callable[[], bool]) -> None:
+async def knows(plane: GatewayPlane, condition: Callable[[], bool]) -> None:
     await eventually(condition)
 
 
@@ -192,7 +192,7 @@ async def test_rotated_keys_share_their_limits_and_what_they_use(live: Live) -> 
     assert [row["n"] for row in rows] == [1, 1, 2]
 
 
-async def status_with(plane: Plane, key: str) -> int:
+async def status_with(plane: GatewayPlane, key: str) -> int:
     headers = {"authorization": f"Bearer {key}"}
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": 3}
     return (await plane.client.post("/v1/completions", json=body, headers=headers)).status_code

@@ -32,7 +32,7 @@ from tests.admin.lifecycle import make_tenant
 from tests.gateway.http.test_bodies import posting
 from tests.gateway.limits.test_quotas import limited
 from tests.gateway.limits.test_request_charge import CALLS, ON_WORKER, call
-from tests.gateway.live import Live, Plane, eventually
+from tests.gateway.live import GatewayPlane, Live, eventually
 from tests.gateway.pepper import PEPPER
 from tests.scripted_worker import Reply
 from web.held_bytes import BodyBudget
@@ -236,7 +236,7 @@ async def test_bytes_that_are_read_of_refused_requests_count(live: Live, is_chun
     assert codes == ["model_not_found"] * 4 + ["too_many_refusals"]
 
 
-async def exhausted(live: Live, plane: Plane) -> None:
+async def exhausted(live: Live, plane: GatewayPlane) -> None:
     for _ in range(MANY):
         assert (await plane.complete("nobody")).status_code == 404
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.app import ROUTES
 from tests.gateway.http.test_bodies import posting
 from tests.gateway.limits.test_quotas import limited
-from tests.gateway.live import Live, Plane, eventually
+from tests.gateway.live import GatewayPlane, Live, eventually
 from tests.scripted_worker import Reply
 from workers.wire.protocol import ErrorCode
 
@@ -45,7 +45,7 @@ NOT_ON_WORKER = (
 )
 
 
-async def call(plane: Plane, path: str) -> httpx.Response:
+async def call(plane: GatewayPlane, path: str) -> httpx.Response:
     body = CALLS[path]
     if body is None:
         return await plane.client.get(path.replace("{model}", "tiny"))
@@ -155,7 +155,7 @@ async def test_of_a_request_too_many_at_once_nothing_is_read(live: Live) -> None
     assert first.status_code == 200
 
 
-async def is_refused(plane: Plane) -> bool:
+async def is_refused(plane: GatewayPlane) -> bool:
     return (await plane.complete("tiny")).status_code == 429
 
 

@@ -18,7 +18,7 @@ from gateway.metering.usage_loader import AT_ONCE, FIRST_PAUSE_S, UsageLoader, U
 from gateway.metering.wal import WriteAheadLog
 from gateway.metering.wal_files import frame, read_frames
 from store.queries import sql
-from tests.gateway.live import Live, Plane, eventually
+from tests.gateway.live import GatewayPlane, Live, eventually
 from tests.scripted_worker import Reply
 from workers.wire.protocol import ErrorCode, Generate
 
@@ -406,7 +406,7 @@ async def test_a_disk_that_fails_ends_the_answer_and_refuses_the_next(
         await rows(live, 2)
 
 
-async def readiness(plane: Plane) -> tuple[int, str]:
+async def readiness(plane: GatewayPlane) -> tuple[int, str]:
     answer = await plane.client.get("/readyz")
     return answer.status_code, answer.json().get("reason", "")
 
@@ -435,7 +435,7 @@ async def test_a_gateway_that_cannot_write_usage_is_not_ready(
         assert await readiness(plane) == (200, "")
 
 
-async def _serves(plane: Plane) -> bool:
+async def _serves(plane: GatewayPlane) -> bool:
     return (await plane.client.get("/livez")).status_code == 200 and (
         plane.gateway.wal.failure is None and await plane.serves("tiny")
     )

@@ -59,7 +59,7 @@ class Plane:
 
     async def ask(self) -> None:
         """One client, until all together have seen enough answers."""
-        async with self.gateway.client(self._live.key) as client:
+        async with self.gateway.new_client(self._live.key) as client:
             while len(self.seen) < NUM_REQUESTS:
                 try:
                     await self._ask_once(client)

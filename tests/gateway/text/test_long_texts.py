@@ -13,7 +13,7 @@ from gateway.http.routes.tokens import MIN_COUNTED
 from gateway.text.long_texts import LONG, LongTexts
 from store.records import TENANT_SCOPES
 from tests.admin.lifecycle import make_tenant
-from tests.gateway.live import Live, Plane, eventually
+from tests.gateway.live import GatewayPlane, Live, eventually
 from tests.gateway.pepper import PEPPER
 
 NUM_LONG = 24
@@ -65,7 +65,7 @@ async def test_a_tenants_long_texts_do_not_hold_up_anothers(live: Live) -> None:
     assert {answer.status_code for answer in answers} == {200}
 
 
-async def tokenize(plane: Plane, key: str, num_chars: int) -> httpx.Response:
+async def tokenize(plane: GatewayPlane, key: str, num_chars: int) -> httpx.Response:
     return await plane.client.post(
         "/tokenize",
         json={"model": "tiny", "prompt": "a " * (num_chars // 2 + 1)},

@@ -21,9 +21,10 @@ from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.probe import answers_ok
 from tests.doubles import make_adapter, make_model
 from tests.loraplex.box.test_postgres import is_running
+from tests.plane import START_TIMEOUT_S, free_port
 from tests.planted import plant
 from tests.postgres import fresh_database
-from tests.stack import START_TIMEOUT_S, Stack, free_port, running
+from tests.stack import Stack, running
 from tests.terminal import terminal
 
 pytestmark = pytest.mark.full
@@ -36,11 +37,11 @@ class Killable(Stack):
     @property
     def environment(self) -> dict[str, str]:
         """Of a command that has no key of its own."""
-        return self._environment
+        return dict(self._plane.environment)
 
     def name_no_model(self) -> None:
         """Starts as `loraplex serve` from now on."""
-        self._arguments = ()
+        self._plane.runs = self._plane.runs[:2]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
 from tests.admin.lifecycle import claim, prove_all
 from tests.planted import plant
-from tests.stack import ROOT
+from tests.preloaded import ROOT
 
 
 async def run(plane: Plane, *arguments: str, code: int = 0, **environment: str) -> str:

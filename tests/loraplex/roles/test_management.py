@@ -8,7 +8,6 @@ import re
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +24,7 @@ from loraplex.roles.precautions import warnings_of
 from loraplex.settings import Settings, load_settings
 from store.database import EVERYTHING, Database
 from store.records import TENANT_SCOPES
-from tests.server_process import ServerProcess
-from tests.stack import free_port
+from tests.plane import Plane, free_port, product
 
 
 def make_certificate(folder: Path, name: str = "own") -> tuple[Path, Path]:
@@ -40,39 +38,18 @@ def make_certificate(folder: Path, name: str = "own") -> tuple[Path, Path]:
     return files
 
 
-class Gateway(ServerProcess):
-    """`loraplex gateway --admin` with TLS on its public port."""
-
-    def __init__(self, folder: Path, dsn: str, certificate: Path, key: Path) -> None:
-        public, management = free_port(), free_port()
-        self.url, self.management = f"https://127.0.0.1:{public}", f"http://127.0.0.1:{management}"
-        settings = {
-            "LORAPLEX_DATABASE_URL": dsn,
-            "LORAPLEX_DATA_DIR": str(folder / "data"),
-            "LORAPLEX_KEY_PEPPER": "pepper",
-            "LORAPLEX_PORT": str(public),
-            "LORAPLEX_MANAGEMENT_PORT": str(management),
-            "LORAPLEX_TLS_CERTIFICATE": str(certificate),
-            "LORAPLEX_TLS_KEY": str(key),
-            "LORAPLEX_DEFAULT_TENANT_QUOTA": "requests_per_minute=7,spend_per_month=1.50",
-        }
-        super().__init__(
-            (sys.executable, "-m", "loraplex", "gateway", "--admin"),
-            health=f"127.0.0.1:{management}",
-            environment=os.environ | settings,
-            log=folder / "log",
-        )
-
-    async def serves(self) -> None:
-        """Returns when it answers: without a worker it never gets ready."""
-        async with httpx.AsyncClient() as client:
-            while True:
-                assert self.is_running and self.log is not None, self.log
-                try:
-                    await client.get(f"{self.management}/livez")
-                    return
-                except httpx.TransportError:
-                    await asyncio.sleep(0.05)
+def gateway(folder: Path, dsn: str, certificate: Path, key: Path) -> Plane:
+    """Returns `loraplex gateway --admin` with TLS on its public port."""
+    return product(
+        *("gateway", "--admin"),
+        folder=folder,
+        management_port=free_port(),
+        database_url=dsn,
+        key_pepper="pepper",
+        tls_certificate=certificate,
+        tls_key=key,
+        default_tenant_quota="requests_per_minute=7,spend_per_month=1.50",
+    )
 
 
 async def test_operators_have_a_listener_of_their_own(dsn: str, tmp_path: Path):
@@ -85,13 +62,15 @@ async def test_operators_have_a_listener_of_their_own(dsn: str, tmp_path: Path):
         _, own = await keys.create_key(connection, b"pepper", tenant.id, TENANT_SCOPES)
         _, admin = await keys.create_key(connection, b"pepper", None)
     await database.close()
-    process = Gateway(tmp_path, dsn, certificate, key_file)
+    process = gateway(tmp_path, dsn, certificate, key_file)
+    url = process.url.replace("http", "https")
     await process.launch()
     as_admin = {"authorization": f"Bearer {admin}"}
     try:
-        await process.serves()
+        # Without a worker it never gets ready.
+        await process.get("/livez")
         trusted = ssl.create_default_context(cafile=str(certificate))
-        async with httpx.AsyncClient(base_url=process.url, verify=trusted, timeout=30) as public:
+        async with httpx.AsyncClient(base_url=url, verify=trusted, timeout=30) as public:
             for path in ("/admin/v1/tenants", "/v1/organization/costs?start_time=0"):
                 assert (await public.get(path, headers=as_admin)).status_code == 404
             expected = {"": 401, "Bearer lpx_nothing": 401, f"Bearer {own}": 404}
@@ -101,8 +80,8 @@ async def test_operators_have_a_listener_of_their_own(dsn: str, tmp_path: Path):
                 assert "python_info" not in answer.text
             assert "python_info" in (await public.get("/metrics", headers=as_admin)).text
         with pytest.raises(httpx.TransportError):
-            httpx.get(process.url.replace("https", "http") + "/livez")
-        async with httpx.AsyncClient(base_url=process.management, timeout=30) as operators:
+            httpx.get(f"{process.url}/livez")
+        async with httpx.AsyncClient(base_url=f"http://{process.health}", timeout=30) as operators:
             assert "python_info" in (await operators.get("/metrics")).text
             assert (await operators.get("/admin/v1/tenants")).status_code == 401
             assert (await operators.get("/v1/models")).status_code == 404
@@ -114,8 +93,7 @@ async def test_operators_have_a_listener_of_their_own(dsn: str, tmp_path: Path):
         assert await process.end() == 0
     finally:
         await process.kill()
-    assert process.log is not None
-    told = process.log.read_text()
+    told = process.log_text
     start = r"loraplex gateway \S+ serves on \S+ with TLS, management on \S+: gateway-\S+, with "
     assert len(re.findall(start, told)) == 1, told
 

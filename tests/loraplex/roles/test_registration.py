@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +15,8 @@ from loraplex.settings import check_address
 from store.database import EVERYTHING, Database
 from tests.gateway.dispatch.test_worker_discovery import connected
 from tests.gateway.live import Live, eventually
-from tests.stack import ROOT
+from tests.plane import Plane, python, variables
+from tests.preloaded import ROOT
 
 
 @pytest.fixture
@@ -30,14 +28,15 @@ async def live(dsn: str, tmp_path: Path) -> AsyncIterator[Live]:
     await database.close()
 
 
-async def start(dsn: str, address: str, lease_s: float) -> Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.loraplex.registered_worker"),
-        *(dsn, "worker-1", address, str(lease_s)),
-        cwd=ROOT,
+async def start(dsn: str, address: str, lease_s: float) -> Plane:
+    process = Plane(
+        python("tests.loraplex.registered_worker", dsn, "worker-1", address, str(lease_s)),
+        kind="process",
         # Its child starts in a folder where this package is not.
-        env=os.environ | {"LORAPLEX_DATABASE_URL": dsn, "PYTHONPATH": str(ROOT)},
+        environment=os.environ | variables(database_url=dsn) | {"PYTHONPATH": str(ROOT)},
     )
+    await process.launch()
+    return process
 
 
 async def test_it_is_found_while_it_runs_and_leaves_when_it_ends(dsn: str, live: Live) -> None:
@@ -46,8 +45,7 @@ async def test_it_is_found_while_it_runs_and_leaves_when_it_ends(dsn: str, live:
         await eventually(lambda: connected(plane) == {"worker-1"}, 60)
         answer = await plane.complete("tiny")
         assert answer.headers["loraplex-worker"] == "worker-1"
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 7, "as the worker itself ended"
+        assert await process.end() == 7, "as the worker itself ended"
         assert await leases(live) == []
         await eventually(lambda: not plane.gateway.fleet.clients)
 
@@ -64,8 +62,7 @@ async def test_a_worker_that_is_killed_comes_back_and_ends_as_it_is_told(
         await eventually(lambda: children_of(process.pid) - {killed}, 60)
         await eventually(lambda: connected(plane) == {"worker-1"}, 60)
         assert (await plane.complete("tiny")).status_code == 200
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 7
+        assert await process.end() == 7
     assert await leases(live) == []
 
 
@@ -85,8 +82,7 @@ async def test_a_lease_is_renewed_and_runs_out_when_its_command_is_killed(
             return await leases(live) > [first] and await valid(live)
 
         await eventually(is_renewed)
-        process.kill()
-        await process.wait()
+        await process.kill()
         # The worker is not left behind by its command.
         await eventually(lambda: not connected(plane))
         assert (await plane.complete("tiny")).status_code == 503

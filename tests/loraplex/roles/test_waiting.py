@@ -4,58 +4,23 @@ waiting does not mend ends them by its name."""
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from store.database import Database
 from tests.doubles import make_model
 from tests.gateway.live import eventually
+from tests.plane import Plane, product
 from tests.proxy import PostgresProxy, Way, everything
-from tests.server_process import ServerProcess
-from tests.stack import free_port
 
 AWAY = {"status": "unavailable", "reason": "the database does not answer"}
 
 
-class Role(ServerProcess):
-    """A command of ours with a database of its own."""
-
-    def __init__(self, folder: Path, dsn: str, *arguments: str) -> None:
-        folder.mkdir(exist_ok=True)
-        address = f"127.0.0.1:{free_port()}"
-        settings = {
-            "LORAPLEX_DATABASE_URL": dsn,
-            "LORAPLEX_DATA_DIR": str(folder / "data"),
-            "LORAPLEX_KEY_PEPPER": "pepper",
-            "LORAPLEX_PORT": address.rpartition(":")[2],
-        }
-        super().__init__(
-            (sys.executable, "-m", "loraplex", *arguments),
-            health=address,
-            environment=os.environ | settings,
-            log=folder / "log",
-        )
-
-    @property
-    def told(self) -> str:
-        assert self.log is not None
-        return self.log.read_text()
-
-    async def get(self, path: str) -> httpx.Response:
-        """When somebody listens."""
-        async with httpx.AsyncClient(base_url=f"http://{self.health}", timeout=60) as client:
-            while True:
-                assert self.is_running, self.told
-                try:
-                    return await client.get(path)
-                except httpx.TransportError:
-                    await asyncio.sleep(0.05)
+def role_over(dsn: str, folder: Path, *command: str) -> Plane:
+    return product(*command, folder=folder, database_url=dsn, key_pepper="pepper")
 
 
 @pytest.fixture
@@ -84,7 +49,7 @@ Absence = Callable[[PostgresProxy], AbstractAsyncContextManager[None]]
 async def test_it_serves_when_the_database_is_there(
     arguments: list[str], absent: Absence, proxy: PostgresProxy, tmp_path: Path
 ) -> None:
-    role = Role(tmp_path, proxy.dsn, *arguments)
+    role = role_over(proxy.dsn, tmp_path, *arguments)
     try:
         async with absent(proxy):
             await role.launch()
@@ -99,7 +64,7 @@ async def test_it_serves_when_the_database_is_there(
         await role.kill()
 
 
-async def says_that_it_waits(role: Role) -> None:
+async def says_that_it_waits(role: Plane) -> None:
     answer = await role.get("/readyz")
     assert (answer.status_code, answer.json()) == (503, AWAY)
     live = await role.get("/livez")
@@ -113,14 +78,14 @@ async def says_that_it_waits(role: Role) -> None:
 
 
 async def test_it_ends_while_it_waits(proxy: PostgresProxy, tmp_path: Path) -> None:
-    role = Role(tmp_path, proxy.dsn, "gateway")
+    role = role_over(proxy.dsn, tmp_path, "gateway")
     async with proxy.closed():
         await role.launch()
         await role.get("/readyz")
         # Clients are refused after a second, be it before the first attempt has failed.
-        await eventually(lambda: "waiting for the database" in role.told, 60)
-        assert role.told.count("waiting for the database") == 1, "once for each reason"
-        assert await role.end() == 0, role.told
+        await eventually(lambda: "waiting for the database" in role.log_text, 60)
+        assert role.log_text.count("waiting for the database") == 1, "once for each reason"
+        assert await role.end() == 0, role.log_text
 
 
 @pytest.mark.full
@@ -129,13 +94,13 @@ async def test_serve_brings_the_database_up_to_date_when_it_is_there(
 ) -> None:
     model = make_model(tmp_path / "tiny")
     async with PostgresProxy(empty_dsn, tmp_path / "proxy") as proxy:
-        role = Role(tmp_path, proxy.dsn, "serve", "--model", f"tiny={model}")
+        role = role_over(proxy.dsn, tmp_path, "serve", "--model", f"tiny={model}")
         try:
             async with proxy.closed():
                 await role.launch()
                 await says_that_it_waits(role)
-                assert "migration" not in role.told
-            await eventually(lambda: "migrations applied: 0001" in role.told, 60)
+                assert "migration" not in role.log_text
+            await eventually(lambda: "migrations applied: 0001" in role.log_text, 60)
             assert await role.end() in (0, 130)  # 130: ended before the model was imported
         finally:
             await role.kill()
@@ -152,7 +117,7 @@ def unusable(dsn: str) -> dict[str, str]:
     }
 
 
-async def end_with(roles: dict[str, Role]) -> None:
+async def end_with(roles: dict[str, Plane]) -> None:
     """Each by its reason."""
     for role in roles.values():
         await role.launch()
@@ -162,25 +127,25 @@ async def end_with(roles: dict[str, Role]) -> None:
                 assert await role.wait() == 1
         finally:
             await role.kill()
-        assert reason in role.told and "Traceback" not in role.told, role.told
-        assert "s3cret" not in role.told
+        assert reason in role.log_text and "Traceback" not in role.log_text, role.log_text
+        assert "s3cret" not in role.log_text
 
 
 async def test_what_waiting_does_not_mend_ends_it(dsn: str, empty_dsn: str, tmp_path: Path) -> None:
     wrong = unusable(dsn) | {"run `loraplex migrate`": empty_dsn}
     await end_with(
         {
-            reason: Role(tmp_path / str(number), url, "gateway")
+            reason: role_over(url, tmp_path / str(number), "gateway")
             for number, (reason, url) in enumerate(wrong.items())
         }
     )
 
 
-def worker(folder: Path, dsn: str) -> Role:
+def worker(folder: Path, dsn: str) -> Plane:
     """One that registers."""
     address = f"unix:{folder / 'w'}"
     options = ("--listen", address, "--advertise", address, "--health", f"{address}-health")
-    return Role(folder, dsn, "worker", *options)
+    return role_over(dsn, folder, "worker", *options)
 
 
 async def test_what_waiting_does_not_mend_ends_a_worker_that_is_to_register(
@@ -206,9 +171,9 @@ async def test_a_worker_registers_when_the_database_is_there(
     try:
         async with proxy.closed():
             await role.launch()
-            await eventually(lambda: "serving on" in role.told, 60)
-            await eventually(lambda: "the worker is not registered" in role.told, 60)
-            assert role.told.count("the worker is not registered") == 1, "once for each reason"
+            await eventually(lambda: "serving on" in role.log_text, 60)
+            await eventually(lambda: "the worker is not registered" in role.log_text, 60)
+            assert role.log_text.count("the worker is not registered") == 1, "once for each reason"
         await eventually(is_registered, 60)
         assert await role.end() == 0
         assert not await is_registered()

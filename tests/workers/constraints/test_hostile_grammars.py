@@ -14,8 +14,8 @@ import pytest
 
 from tests.doubles import make_tokenizer
 from tests.hostile_grammars import DOUBLES, RULES, chain, pattern, rules
+from tests.preloaded import ROOT
 from tests.scale import scaled
-from tests.stack import ROOT
 from workers.constraints.grammars import Grammars
 from workers.constraints.sequence_grammar import GrammarThreads, SequenceGrammar
 from workers.wire import grammars

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from examples import engine
-from tests.stack import ROOT
+from tests.preloaded import ROOT
 from tests.test_ratchets import READ_FIRST
 from tools.source_tree import NOT_READ, source_tree
 

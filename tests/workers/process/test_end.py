@@ -16,7 +16,7 @@ from typing import cast
 
 import pytest
 
-from tests.stack import ROOT
+from tests.preloaded import ROOT
 from tests.workers.process.test_worker import Setup
 from workers.__main__ import CannotListen, _serve
 from workers.process.build import Worker
