@@ -39,7 +39,7 @@ os.environ["SSL_CERT_DIR"] = RUNTIME.name
 
 HAS_FAILED = pytest.StashKey[bool]()
 
-pytest_plugins = ["tests.tiers", "tests.kernel_sweep", "tests.stuck_process"]
+pytest_plugins = ["tests.tiers", "tests.kernel_sweep", "tests.stuck_process", "tests.fixtures"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -79,7 +79,6 @@ class Plane:
         environment: Mapping[str, str] = os.environ,
         log: Path | None = None,
         folder: Path = ROOT,
-        host: str = "127.0.0.1",
         send_buffer: int | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
         head_s: float = HEAD_S,
@@ -91,13 +90,12 @@ class Plane:
 
         Of processes: `health` is the HOST:PORT or `unix:PATH` of /readyz, by default the port's.
         Each start adds to `log`; without one, the process writes where the tests do. `folder` is
-        where it starts. Of applications: `send_buffer` is the
-        size of each connection's, `bounds` are those of `make_config`."""
+        where it starts. Of applications: `send_buffer` is the size of each connection's, `bounds`
+        are those of `make_config`."""
         self.kind: Kind = kind
         self.name = name
-        self.host = host
         self.port = port or 0
-        self.health = health or f"{host}:{port}"
+        self.health = health or f"127.0.0.1:{port}"
         self.log = log
         self.runs = runs
         self.environment = environment
@@ -112,8 +110,7 @@ class Plane:
 
     @property
     def url(self) -> str:
-        scheme = "https" if self._bounds.get("tls") else "http"
-        return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return f"http://127.0.0.1:{self.port}"
 
     def new_client(self, key: str = "", path: str = "", timeout_s: float = 60) -> httpx.AsyncClient:
         """Returns a client that bears the key."""
@@ -186,12 +183,11 @@ class Plane:
                 )
 
     def _serve(self) -> None:
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         # Without its number asyncio leaves Nagle's algorithm on, which costs 40 ms a request.
-        listener = socket.socket(family, proto=socket.IPPROTO_TCP)
+        listener = socket.socket(proto=socket.IPPROTO_TCP)
         if self._send_buffer is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
-        listener.bind((self.host, self.port))
+        listener.bind(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
         config = make_config(self.runs, **self._bounds)
         for name, seconds in self._timeouts.items():
@@ -219,9 +215,14 @@ class Plane:
                 except httpx.TransportError:
                     await asyncio.sleep(0.05)
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether an application is served by now."""
+        return self._task is not None and self.server.started
+
     async def _is_ready(self) -> bool:
         if self.kind == "in_process":
-            return self.server.started
+            return self.is_serving
         return await asyncio.to_thread(answers_ok, self.health, "/readyz")
 
     async def end(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
@@ -15,43 +15,13 @@ from litestar import Litestar
 from adapters.store.folder import LocalStore
 from admin.app import create_app
 from admin.http.plane import AdminConfig, AdminPlane
-from store.database import EVERYTHING, Database
+from store.database import Database
 from tests.adapters.files import BASE
 from tests.admin.serve import PATH, PEPPER, admin_key, bearing
 from tests.plane import Plane as Server
-from tests.postgres import fresh_database
 
 MAX_UPLOAD_BYTES = 1 << 20
 CONFIG = AdminConfig(pepper=PEPPER, max_upload_bytes=MAX_UPLOAD_BYTES)
-
-
-@pytest.fixture
-def dsn() -> Iterator[str]:
-    with fresh_database() as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def empty_dsn() -> Iterator[str]:
-    """Without any schema."""
-    with fresh_database(migrated=False) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-async def database(dsn: str) -> AsyncIterator[Database]:
-    """Sees everything, as a gateway does."""
-    database = await Database.connect(dsn, sees=EVERYTHING)
-    yield database
-    await database.close()
-
-
-@pytest.fixture
-async def owner(dsn: str) -> AsyncIterator[Database]:
-    """May do what nobody of ours can."""
-    database = await Database.connect(dsn, role=None, max_size=2)
-    yield database
-    await database.close()
 
 
 def write_model(store: Path, digest: str, **changes: int) -> None:

@@ -28,12 +28,6 @@ REQUESTS = [
 
 
 @pytest.fixture
-async def proxy(dsn: str, tmp_path: Path) -> AsyncIterator[PostgresProxy]:
-    async with PostgresProxy(dsn, tmp_path / "proxy") as proxy:
-        yield proxy
-
-
-@pytest.fixture
 async def client(proxy: PostgresProxy, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """An admin's, of a plane that reaches its database through the proxy."""
     own = await Database.connect(proxy.dsn, acquire_timeout=ADMIN_ACQUIRE_S)

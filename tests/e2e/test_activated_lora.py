@@ -4,7 +4,6 @@ peft."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from tests.doubles import write_adapter
 from tests.e2e.tiny import NAME, Tiny
 from tests.oracle import Oracle, Verdict
-from tests.stack import Stack, running
+from tests.stack import Stack
 
 pytestmark = pytest.mark.full
 
@@ -21,11 +20,6 @@ INVOCATION = [27, 0, 29]
 """The bytes of "<!>" in the tiny tokenizer."""
 OTHER = [27, 27]
 NUM_TOKENS = 16
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return Tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +37,6 @@ def folders(tiny: Tiny) -> dict[str, Path]:
             {"checker": INVOCATION, "judge": OTHER, "plain": None}.items()
         )
     }
-
-
-@pytest.fixture(scope="module")
-def stack(tiny: Tiny) -> Iterator[Stack]:
-    with running(tiny.stack(memory="8MiB")) as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

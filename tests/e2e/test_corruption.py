@@ -99,11 +99,6 @@ class Streams:
             self.num_answers[name] += 1
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return Tiny(tmp_path_factory.mktemp("tiny"))
-
-
 class Tenant:
     """A stack with more adapters than fit anywhere but on disk."""
 

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from tests.doubles import make_adapter
 from tests.e2e.tiny import NAME, Tiny
 from tests.oracle import Oracle
-from tests.stack import Stack, running
+from tests.stack import Stack
 
 pytestmark = pytest.mark.full
 
@@ -55,12 +55,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 @pytest.fixture(scope="module")
 def adapter(tiny: Tiny) -> Path:
     return make_adapter(tiny.model, tiny.folder / ADAPTER, seed=0, b_std=0.5)
-
-
-@pytest.fixture(scope="module")
-def stack(tiny: Tiny) -> Iterator[Stack]:
-    with running(tiny.stack(memory="8MiB")) as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

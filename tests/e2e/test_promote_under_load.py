@@ -80,11 +80,6 @@ def token_ids(choice: CompletionChoice) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return Tiny(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
 def stack(tiny: Tiny) -> Iterator[Stack]:
     with running(tiny.stack(memory="64MiB", max_num_seqs=64)) as stack:
         yield stack

@@ -43,11 +43,6 @@ RSS_SLACK_BYTES = 48 << 20
 would be more."""
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return Tiny(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For the oracle: two that wait for each other on busy cores are thirty times as slow."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -18,16 +17,11 @@ from gateway.request import Pair
 from tests.doubles import make_adapter
 from tests.e2e.tiny import NAME, Tiny
 from tests.oracle import Oracle
-from tests.stack import Stack, running
+from tests.stack import Stack
 
 pytestmark = pytest.mark.full
 
 LETTERS = "abcdefghij klmnop"
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return Tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +32,6 @@ def folders(tiny: Tiny) -> dict[str, Path]:
         name: make_adapter(tiny.model, tiny.folder / name, seed=seed, b_std=0.5, task_type=task)
         for seed, (name, task) in enumerate(tasks.items())
     }
-
-
-@pytest.fixture(scope="module")
-def stack(tiny: Tiny) -> Iterator[Stack]:
-    with running(tiny.stack(memory="8MiB")) as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
 from gateway.text.template_process import TemplateProcesses
-from store.database import EVERYTHING, Database
+from store.database import Database
 from tests.gateway.live import Live
 from tests.gateway.service import Service, make_store
-from tests.postgres import fresh_database
 from tests.scripted_worker import ScriptedWorker
 
 REPORT_INTERVAL_S = 0.1
@@ -26,10 +25,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def service(store: Path) -> Iterator[Service]:
     # Many tests share it, and their refusals of large bodies come within one minute.
-    service = Service(store, tenant_refusals_per_minute=1_000_000)
-    service.start()
-    yield service
-    service.stop()
+    with Service(store, tenant_refusals_per_minute=1_000_000) as service:
+        yield service
 
 
 @pytest.fixture(scope="session")
@@ -55,17 +52,9 @@ def client(service: Service) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture
-def dsn() -> Iterator[str]:
-    with fresh_database() as dsn:
-        yield dsn
-
-
-@pytest.fixture
-async def live(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Live]:
+async def live(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Live:
     # Tests wait for usage, heartbeats and reports of workers, which production writes each second.
     monkeypatch.setattr("gateway.control.tasks.INTERVAL_S", REPORT_INTERVAL_S)
-    database = await Database.connect(dsn, sees=EVERYTHING)
     live = Live(database, tmp_path)
     await live.prepare()
-    yield live
-    await database.close()
+    return live

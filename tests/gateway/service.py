@@ -9,8 +9,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
+import httpx
 import openai
 import uvloop
 
@@ -183,7 +184,7 @@ class Service:
 
     def start(self) -> None:
         self._thread.start()
-        self.wait_for(lambda: hasattr(self, "_plane") and self._plane.server.started)
+        self.wait_for(lambda: hasattr(self, "_plane") and self._plane.is_serving)
         self.wait_for(lambda: self.gateway.why_not_ready() is None)
 
     def stop(self) -> None:
@@ -191,6 +192,23 @@ class Service:
         self._thread.join(timeout=60)
         self._wal.cleanup()
         assert not self._thread.is_alive()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        """Posts the body with acme's key."""
+        headers = {"authorization": f"Bearer {self.keys.acme}", **headers}
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
+
+    def feed(self, snapshot: CatalogSnapshot) -> None:
+        """Returns when the gateway serves this catalog."""
+        self.call(lambda: self.source.feed(snapshot))
+        self.wait_for(lambda: self.gateway.catalog.current.generation == snapshot.generation)
 
     def client(self, key: str | None = None, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(

@@ -36,7 +36,6 @@ def templated_service(
     service.worker.models = [ModelInfo(DIGEST, "tiny", length, LAYOUT)]
     service.start()
     longer = snapshot(service.keys.records, generation=2, max_model_len=length)
-    service.call(lambda: service.source.feed(longer))
-    service.wait_for(lambda: service.gateway.catalog.current.generation == 2)
+    service.feed(longer)
     yield service
     service.stop()

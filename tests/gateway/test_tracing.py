@@ -359,8 +359,7 @@ def test_a_request_that_a_limit_refuses_is_traced(
         raise TooManyRefusals(1.0)
 
     monkeypatch.setattr(service.gateway.refusals, "begin", refuse)
-    headers = {"authorization": f"Bearer {service.keys.acme}"}
-    answer = httpx.post(f"{service.url}{path}", json={}, headers=headers)
+    answer = service.post(path, {})
     assert answer.status_code == 429
     span = request_span(service.trace_of(answer))
     assert span.attributes["loraplex.tenant.id"] == "ten_acme"

@@ -1,5 +1,6 @@
-"""The admin plane of tests/admin, for commands that talk to it."""
+"""Planes of tests/admin and tests/gateway, for commands that talk to them."""
 
-from tests.admin.conftest import app, base, database, dsn, empty_dsn, owner, plane
+from tests.admin.conftest import app, base, plane
+from tests.gateway.conftest import live
 
-__all__ = ["app", "base", "database", "dsn", "empty_dsn", "owner", "plane"]
+__all__ = ["app", "base", "live", "plane"]

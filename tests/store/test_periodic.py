@@ -20,10 +20,8 @@ from store.database import Database
 from store.errors import ApiError
 from store.periodic import in_background, repeat
 from telemetry.tallies import PAGE
-from tests.admin.conftest import CONFIG, database, dsn
+from tests.admin.conftest import CONFIG
 from tests.gateway.live import eventually
-
-__all__ = ["database", "dsn"]
 
 
 def samples() -> list[Sample]:

@@ -73,23 +73,23 @@ class Driver:
         self.outputs[request.id] = []
         self.loop.post(0, request)
 
+    def run(self, *requests: Generate) -> None:
+        """Submits the requests, and returns when everything submitted has ended."""
+        for request in requests:
+            self.submit(request)
+        self.wait()
+
     def wait(self) -> None:
-        """Until everything submitted has ended."""
-        while len(self.ended) < len(self.answers):
-            for _, message in self._deliveries.get(timeout=120):
-                self._take(message)
+        """Returns when everything submitted has ended."""
+        self._take_until(lambda: len(self.ended) >= len(self.answers))
 
     def await_begun(self, number: int) -> None:
-        """Until the first output of this request."""
-        while not self.outputs[number]:
-            for _, message in self._deliveries.get(timeout=120):
-                self._take(message)
+        """Returns when the request has its first output."""
+        self._take_until(lambda: bool(self.outputs[number]))
 
     def await_first(self, number: int) -> None:
-        """Until a request has its first token."""
-        while not self.answers[number]:
-            for _, message in self._deliveries.get(timeout=120):
-                self._take(message)
+        """Returns when the request has its first token."""
+        self._take_until(lambda: bool(self.answers[number]))
 
     def probe(self, number: int, model: str, adapter: AdapterRef) -> ProbeResult:
         self.loop.post(0, Probe(number, model, adapter))
@@ -97,9 +97,7 @@ class Driver:
 
     def await_probe(self, number: int) -> ProbeResult:
         """Takes what else comes meanwhile."""
-        while number not in self.probed:
-            for _, message in self._deliveries.get(timeout=120):
-                self._take(message)
+        self._take_until(lambda: number in self.probed)
         return self.probed[number]
 
     def await_status(self, condition: Callable[[WorkerStatus], bool]) -> WorkerStatus:
@@ -112,13 +110,14 @@ class Driver:
         return self.status
 
     def await_models(self, *names: str) -> None:
-        """Until the worker serves exactly these."""
-        while {model.name for model in self.models} != {*names}:
-            for _, message in self._deliveries.get(timeout=120):
-                self._take(message)
+        """Returns when the worker serves exactly these."""
+        self._take_until(lambda: {model.name for model in self.models} == {*names})
 
     def await_drained(self) -> None:
-        while not self.is_drained:
+        self._take_until(lambda: self.is_drained)
+
+    def _take_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             for _, message in self._deliveries.get(timeout=120):
                 self._take(message)
 

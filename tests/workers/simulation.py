@@ -286,7 +286,10 @@ class Simulation:
                 self.cached[event.id] = event.num_cached_tokens
                 self.times[event.id] = event.times
 
-    def run(self, max_steps: int = 20_000) -> None:
+    def run(self, *requests: Generate, max_steps: int = 20_000) -> None:
+        """Submits the requests, and runs until nothing is left to do."""
+        for request in requests:
+            self.submit(request)
         for _ in range(max_steps):
             if not self.engine.has_work:
                 return

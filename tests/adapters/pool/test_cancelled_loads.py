@@ -3,10 +3,9 @@ collector of cycles."""
 
 from __future__ import annotations
 
-import gc
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,6 @@ from tests.adapters.pools import PoolSetup
 
 ROUNDS = 200
 SLAB_UNITS = 64
-
-
-@pytest.fixture
-def without_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 class Injected(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -32,18 +32,10 @@ from tests.doubles import SIZES
 from tests.gateway.live import Live
 from tests.gateway.pepper import PEPPER
 from tests.gateway.service import DIGEST
-from tests.postgres import fresh_database, own_server
+from tests.postgres import own_server
 from web.errors import Unauthenticated
 
 SHAPE = BaseModelShape.from_config({**SIZES, "model_type": "llama"}, DIGEST)
-
-
-@pytest.fixture
-async def database() -> AsyncIterator[Database]:
-    with fresh_database() as dsn:
-        database = await Database.connect(dsn, sees=EVERYTHING)
-        yield database
-        await database.close()
 
 
 async def until(catalog: Catalog, condition: Callable[[CatalogView], bool]) -> CatalogView:

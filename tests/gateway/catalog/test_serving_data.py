@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import openai
 import pytest
@@ -55,8 +54,7 @@ def service(store: Path) -> Iterator[Service]:
     service = Service(store)
     service.start()
     catalog = brought(service, 2, 7)
-    service.call(lambda: service.source.feed(catalog))
-    service.wait_for(lambda: service.gateway.catalog.current.generation == 2)
+    service.feed(catalog)
     yield service
     service.stop()
 
@@ -64,11 +62,7 @@ def service(store: Path) -> Iterator[Service]:
 def test_an_approved_template_is_rendered(service: Service, client: openai.OpenAI) -> None:
     client.chat.completions.create(model="support-bot", messages=HELLO)
     assert spelled(service.worker.requests[-1].tokens) == "<|bos|>[user] Hi>"
-    answer = httpx.post(
-        f"{service.url}/tokenize",
-        json={"model": "support-bot", "messages": HELLO},
-        headers={"authorization": f"Bearer {service.keys.acme}"},
-    )
+    answer = service.post("/tokenize", {"model": "support-bot", "messages": HELLO})
     assert spelled(answer.json()["tokens"]) == "<|bos|>[user] Hi>"
 
 
@@ -80,11 +74,7 @@ def test_another_is_refused_by_name_and_completions_are_served(
     assert refused.value.code == "template_not_approved"
     # The official client tries conflicts again unless told not to.
     assert refused.value.response.headers["x-should-retry"] == "false"
-    answer = httpx.post(
-        f"{service.url}/tokenize",
-        json={"model": "support-bot@3", "messages": HELLO},
-        headers={"authorization": f"Bearer {service.keys.acme}"},
-    )
+    answer = service.post("/tokenize", {"model": "support-bot@3", "messages": HELLO})
     assert answer.json()["error"]["code"] == "template_not_approved"
     assert client.completions.create(model="support-bot@3", prompt="Hi").choices[0].text
 
@@ -105,8 +95,7 @@ def test_approval_takes_effect(service: Service, client: openai.OpenAI) -> None:
         client.chat.completions.create(model="support-bot@3", messages=HELLO)
         assert "'content': 'Hi'" in spelled(service.worker.requests[-1].tokens)
     finally:
-        service.call(lambda: service.source.feed(one))
-        service.wait_for(lambda: service.gateway.catalog.current.generation == 4)
+        service.feed(one)
 
 
 def test_a_response_tells_what_was_used(client: openai.OpenAI) -> None:

@@ -52,8 +52,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
                 version.serving.template_digest or "" for version in versions
             ),
         )
-        service.call(lambda: service.source.feed(fed))
-        service.wait_for(lambda: service.gateway.catalog.current.generation == 3)
+        service.feed(fed)
         yield service
 
 
@@ -79,8 +78,7 @@ class Agent(NamedTuple):
         return "input" if "input" in self.first else "messages"
 
     def post(self, service: Service, body: dict[str, Any]) -> httpx.Response:
-        headers = {"authorization": f"Bearer {service.keys.acme}"}
-        return httpx.post(f"{service.url}{self.path}", json=body, headers=headers, timeout=20)
+        return service.post(self.path, body)
 
     def ask(self, service: Service, script: Script, *more: Any) -> list[Any]:
         """The events of the first request, with further turns."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
 
 from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service
-from tests.gateway.templated import templated_service
 from tests.scripted_worker import ScriptedWorker
 
 SCHEMA: dict[str, Any] = {
@@ -115,17 +112,8 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Its model has the chat template of Qwen 3."""
-    with templated_service(tmp_path_factory.mktemp("qwen3")) as service:
-        yield service
-
-
-@pytest.fixture
-def messages(service: Service) -> Iterator[anthropic.Anthropic]:
-    options: dict[str, Any] = {"base_url": service.url, "max_retries": 0, "timeout": 20}
-    with anthropic.Anthropic(api_key=service.keys.acme, **options) as client:
-        yield client
+def service(qwen3: Service) -> Service:
+    return qwen3
 
 
 def ask(dialect: str, **options: Any) -> dict[str, Any]:

@@ -41,16 +41,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     service.worker.models = [ModelInfo(DIGEST, "tiny", LENGTH, LAYOUT)]
     service.start()
     longer = snapshot(service.keys.records, generation=2, max_model_len=LENGTH)
-    service.call(lambda: service.source.feed(longer))
-    service.wait_for(lambda: service.gateway.catalog.current.generation == 2)
+    service.feed(longer)
     yield service
     service.stop()
 
 
 def post(service: Service, path: str, **body: Any) -> httpx.Response:
-    headers = {"authorization": f"Bearer {service.keys.acme}"}
     body = {"model": "tiny", **body}
-    return httpx.post(service.url + path, json=body, headers=headers, timeout=20)
+    return service.post(path, body)
 
 
 def sent(service: Service, path: str, **body: Any) -> list[str]:

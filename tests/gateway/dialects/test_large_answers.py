@@ -7,7 +7,6 @@ import asyncio
 import tracemalloc
 from typing import Any
 
-import httpx
 import msgspec
 import numpy as np
 import openai
@@ -164,11 +163,7 @@ def test_an_answer_that_would_be_too_large_is_not_begun(
         body = {"logprobs": 20, **body}
     else:
         body = {"messages": [{"role": "user", "content": "Hi"}], **body}
-    answer = httpx.post(
-        f"{service.url}/v1/{path}",
-        json={"model": "tiny", "n": 128, **body},
-        headers={"authorization": f"Bearer {service.keys.acme}"},
-    )
+    answer = service.post(f"/v1/{path}", {"model": "tiny", "n": 128, **body})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "logprobs")
     assert error["code"] == "answer_too_large" and str(MAX_LOGPROBS) in error["message"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service
-from tests.gateway.templated import templated_service
 from tests.scripted_worker import ScriptedWorker
 from web.lone_surrogates import replace_lone_surrogates
 
@@ -84,9 +82,8 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with templated_service(tmp_path_factory.mktemp("qwen3")) as service:
-        yield service
+def service(qwen3: Service) -> Service:
+    return qwen3
 
 
 def post(service: Service, path: str, body: dict[str, Any]) -> httpx.Response:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import httpx
 import msgspec
 import pytest
 
@@ -169,15 +168,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
             aliases=(*plain.aliases, half),
             approved_templates=frozenset({serving.template_digest or ""}),
         )
-        service.call(lambda: service.source.feed(fed))
-        service.wait_for(lambda: service.gateway.catalog.current.generation == 3)
+        service.feed(fed)
         service.worker.script = say("ok")
         yield service
 
 
 def post(service: Service, path: str, body: dict[str, Any]) -> Any:
-    headers = {"authorization": f"Bearer {service.keys.acme}"}
-    answer = httpx.post(service.url + path, json=body, headers=headers, timeout=20)
+    answer = service.post(path, body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -20,16 +19,6 @@ from tests.scripted_worker import ScriptedWorker
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": HELLO}
-
-
-@pytest.fixture
-def messages(service: Service) -> Iterator[anthropic.Anthropic]:
-    """acme's."""
-    options = {"base_url": service.url, "max_retries": 0, "timeout": 20}
-    with anthropic.Anthropic(api_key=service.keys.acme, **options) as client:
-        yield client
-    service.wait_for(lambda: service.gateway.admission.num_open == 0)
-    service.wait_for(lambda: not service.gateway.in_flight_requests.by_version)
 
 
 def raw(service: Service, body: Any, path: str = "/v1/messages", **options: Any) -> httpx.Response:

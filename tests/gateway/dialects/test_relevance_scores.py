@@ -44,16 +44,14 @@ def judge(store: Path) -> Iterator[Service]:
     service.start()
     records = service.keys.records
     larger = snapshot(records, generation=2, max_model_len=MAX_MODEL_LEN)
-    service.loop.call_soon_threadsafe(service.source.feed, larger)
-    service.wait_for(lambda: service.gateway.catalog.current.generation == 2)
+    service.feed(larger)
     yield service
     service.stop()
 
 
 def post(service: Service, path: str, **body: Any) -> httpx.Response:
-    headers = {"authorization": f"Bearer {service.keys.acme}"}
     body = {"model": "support-bot", **body}
-    return httpx.post(service.url + path, json=body, headers=headers, timeout=20)
+    return service.post(path, body)
 
 
 def relevance(text: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -13,7 +13,6 @@ from examples import agent
 from tests.gateway.dialects.test_tool_prompts import WEATHER
 from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service
-from tests.gateway.templated import templated_service
 from tests.scripted_worker import ScriptedWorker
 from workers.wire.protocol import Generate, SequenceOutput
 
@@ -25,9 +24,8 @@ OTHER_CALL = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with templated_service(tmp_path_factory.mktemp("qwen3")) as service:
-        yield service
+def service(qwen3: Service) -> Service:
+    return qwen3
 
 
 def test_one_call_where_no_more_are_wanted(client: openai.OpenAI, worker: ScriptedWorker) -> None:

@@ -128,8 +128,7 @@ def test_requests_that_wait_for_their_limits_count_at_their_workers(
 ) -> None:
     """All have chosen before the first is sent."""
     trio, num_requests = Trio(store), 30
-    trio.start()
-    try:
+    with trio:
         trio.script(say("here"))
         trio.wait_for(lambda: all(client.is_ready for client in trio.gateway.fleet.clients))
         for number, worker in enumerate(trio.workers):
@@ -156,8 +155,6 @@ def test_requests_that_wait_for_their_limits_count_at_their_workers(
             answers = [pool.submit(trio.ask) for _ in range(num_requests)]
         assert {answer.result().status_code for answer in answers} == {200}
         assert min(trio.num_sent) >= 0.2 * num_requests, trio.num_sent
-    finally:
-        trio.stop()
 
 
 @pytest.mark.parametrize("num_gateways", [1, 2, 4])

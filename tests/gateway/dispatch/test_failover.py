@@ -331,18 +331,13 @@ def test_who_waits_for_a_worker_in_vain_ends_with_what_failed_it(
     store: Path, code: str, waits: bool
 ) -> None:
     """A full queue is nothing to wait for."""
-    service = Service(store, num_workers=1, failover_wait_s=2.0)
-    service.start()
-    try:
+    with Service(store, num_workers=1, failover_wait_s=2.0) as service:
         service.worker.script = refuse(ErrorCode(code))
-        headers = {"authorization": f"Bearer {service.keys.acme}"}
         body = {"model": "tiny", "prompt": "Hi"}
         began = time.monotonic()
-        answer = httpx.post(f"{service.url}/v1/completions", json=body, headers=headers, timeout=60)
+        answer = service.post("/v1/completions", body)
         assert answer.status_code == 503 and answer.json()["error"]["code"] == code
         assert (time.monotonic() - began >= 2.0) == (len(service.worker.requests) > 1) == waits
-    finally:
-        service.stop()
 
 
 def test_workers_that_just_refused_for_want_of_room_are_not_asked_again_at_once(

@@ -44,8 +44,7 @@ def catalog(service: Service, generation: int, **pinned: dict[int, int] | None) 
 
 
 def serve(service: Service, catalog: CatalogSnapshot) -> None:
-    service.call(lambda: service.source.feed(catalog))
-    service.wait_for(lambda: service.gateway.catalog.current.generation == catalog.generation)
+    service.feed(catalog)
 
 
 @pytest.fixture(scope="module")

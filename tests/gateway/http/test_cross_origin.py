@@ -25,10 +25,8 @@ ALLOW = "access-control-allow-origin"
 
 @pytest.fixture(scope="module")
 def open_service(store: Path) -> Iterator[Service]:
-    service = Service(store, cors_origins=(APP,))
-    service.start()
-    yield service
-    service.stop()
+    with Service(store, cors_origins=(APP,)) as service:
+        yield service
 
 
 def url_of(service: Service, path: str = "/v1/chat/completions") -> str:
@@ -78,10 +76,8 @@ def test_without_the_setting_nothing_is_said(service: Service) -> None:
 @pytest.fixture
 def flooded(store: Path) -> Iterator[Service]:
     """A service of its own, because the test uses up its limits."""
-    service = Service(store, cors_origins=(APP,))
-    service.start()
-    yield service
-    service.stop()
+    with Service(store, cors_origins=(APP,)) as service:
+        yield service
 
 
 @pytest.mark.parametrize(

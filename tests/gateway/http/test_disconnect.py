@@ -30,10 +30,8 @@ HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
 @pytest.fixture(scope="module")
 def impatient(store: Path) -> Iterator[Service]:
     """Pings after 0.2 s of silence, and cuts after half a second without reading."""
-    service = Service(store, ping_interval_s=0.2, slow_client_s=0.5)
-    service.start()
-    yield service
-    service.stop()
+    with Service(store, ping_interval_s=0.2, slow_client_s=0.5) as service:
+        yield service
 
 
 def raw_request(service: Service, body: dict[str, Any], receive_buffer: int = 0) -> socket.socket:
@@ -189,9 +187,7 @@ def test_a_worker_lost_midway_is_an_error(
 
 
 def test_a_worker_that_dies_and_comes_back(store: Path) -> None:
-    service = Service(store)
-    service.start()
-    try:
+    with Service(store) as service:
         service.worker.script = endless()
         with (
             service.client() as client,
@@ -210,8 +206,6 @@ def test_a_worker_that_dies_and_comes_back(store: Path) -> None:
             answer = client.chat.completions.create(model="tiny", messages=HELLO)
         assert answer.choices[0].message.content == "back"
         service.wait_for(lambda: service.gateway.admission.num_open == 0)
-    finally:
-        service.stop()
 
 
 def test_after_an_error_event_there_is_no_done(service: Service, worker: ScriptedWorker) -> None:

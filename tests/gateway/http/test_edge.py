@@ -174,10 +174,8 @@ def test_a_models_name_may_be_encoded(service: Service, name: str) -> None:
 
 @pytest.fixture
 def flooded(store: Path) -> Iterator[Service]:
-    service = Service(store)
-    service.start()
-    yield service
-    service.stop()
+    with Service(store) as service:
+        yield service
 
 
 @pytest.mark.full

@@ -39,10 +39,8 @@ MESSAGES = {"messages": [{"role": "user", "content": "Hi"}]}
 @pytest.fixture(scope="module")
 def slow(store: Path) -> Iterator[Service]:
     """Its connections have small send buffers, so that a client that reads nothing is noticed."""
-    service = Service(store, slow_client_s=SLOW_S, send_buffer=16 << 10)
-    service.start()
-    yield service
-    service.stop()
+    with Service(store, slow_client_s=SLOW_S, send_buffer=16 << 10) as service:
+        yield service
 
 
 @pytest.fixture(autouse=True)
@@ -136,8 +134,7 @@ def test_a_tenants_unread_answers_are_bounded_before_they_are_generated(
     service = Service(store, send_buffer=16 << 10)
     one = AnswerSize(len(TEXTS), 0, 0, 0, len(TEXTS) * SIZES["hidden_size"]).num_bytes
     service.answers = AnswerBudget(4 * (2 * one - one // 8))
-    service.start()
-    try:
+    with service:
         with ExitStack() as stack:
             path, body = EMBEDDINGS
             held: list[socket.socket] = []
@@ -163,8 +160,6 @@ def test_a_tenants_unread_answers_are_bounded_before_they_are_generated(
             again = stack.enter_context(asking(service, path, body))
             assert read_head(again).startswith(b"HTTP/1.1 200")
         service.wait_for(lambda: service.answers.num_bytes == 0)
-    finally:
-        service.stop()
 
 
 def test_an_answer_that_no_worker_computes_is_refused_when_it_has_no_room(slow: Service) -> None:
@@ -224,10 +219,6 @@ def test_every_accepted_answer_fits_the_bytes_reserved_for_it(slow: Service, dat
     }[path]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HeldAnswer, "reserve", noted)
-        answer = httpx.post(
-            f"{slow.url}{path}",
-            json={"model": "tiny", **body},
-            headers={"authorization": f"Bearer {slow.keys.acme}"},
-        )
+        answer = slow.post(path, {"model": "tiny", **body})
     if answer.status_code == 200:
         assert len(answer.content) <= reserved[0]

@@ -13,14 +13,11 @@ from pathlib import Path
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from tests.gateway.conftest import dsn, live
 from tests.gateway.live import Live, eventually
 from tests.preloaded import ROOT
 from tests.scripted_worker import Reply
 from tests.terminal import CTRL_C, CTRL_D, UP, Terminal, terminal
 from workers.wire.protocol import Generate
-
-__all__ = ["dsn", "live"]
 
 LETTERS = sorted(ByteLevel.alphabet())
 BLANK, NEWLINE = "Ġ", "Ċ"

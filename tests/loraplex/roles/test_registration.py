@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
 
@@ -12,20 +11,10 @@ import pytest
 
 from admin.workers import workers
 from loraplex.settings import check_address
-from store.database import EVERYTHING, Database
 from tests.gateway.dispatch.test_worker_discovery import connected
 from tests.gateway.live import Live, eventually
 from tests.plane import Plane, python, variables
 from tests.preloaded import ROOT
-
-
-@pytest.fixture
-async def live(dsn: str, tmp_path: Path) -> AsyncIterator[Live]:
-    database = await Database.connect(dsn, sees=EVERYTHING)
-    live = Live(database, tmp_path)
-    await live.prepare()
-    yield live
-    await database.close()
 
 
 async def start(dsn: str, address: str, lease_s: float) -> Plane:

@@ -23,12 +23,6 @@ def role_over(dsn: str, folder: Path, *command: str) -> Plane:
     return product(*command, folder=folder, database_url=dsn, key_pepper="pepper")
 
 
-@pytest.fixture
-async def proxy(dsn: str, tmp_path: Path) -> AsyncIterator[PostgresProxy]:
-    async with PostgresProxy(dsn, tmp_path / "proxy") as proxy:
-        yield proxy
-
-
 @asynccontextmanager
 async def hanging(proxy: PostgresProxy) -> AsyncIterator[None]:
     proxy.ways["client"] = Way(swallows=everything)

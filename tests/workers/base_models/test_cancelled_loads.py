@@ -3,9 +3,7 @@ and without the collector of cycles."""
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
@@ -44,14 +42,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "files": {},
     "kept": {"runs_ahead": True, "uses_graphs": True, "keeps_weights": True},
 }
-
-
-@pytest.fixture
-def without_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 class StoredLargeModel(StoredModels):
@@ -163,8 +153,7 @@ def test_the_memory_is_flat_over_cancelled_and_failed_loads_of_a_model(
     with Driver(stored.config("one", room=2, **FORMS[form])) as driver:
         worker = driver.worker
         worker.served._residency._retry_after_s = 0.0
-        driver.submit(stored.generate(0, "one", [1, 2, 3], 8))
-        driver.wait()
+        driver.run(stored.generate(0, "one", [1, 2, 3], 8))
         driver.loop.post(1, Desired(1, [], [unloaded]))
         while tiers(driver)["one"] != "host":
             sleep(0.001)
@@ -182,6 +171,5 @@ def test_the_memory_is_flat_over_cancelled_and_failed_loads_of_a_model(
         grown = resident_bytes() - before
         print(f"{form}: {ROUNDS} rounds, grown by {grown >> 20} MiB")
         assert grown < ALLOWED_BYTES
-        driver.submit(stored.generate(1 << 20, "one", [1, 2, 3], 8))
-        driver.wait()
+        driver.run(stored.generate(1 << 20, "one", [1, 2, 3], 8))
         assert driver.answers[1 << 20] == driver.answers[0], "it is served as before"

@@ -19,8 +19,7 @@ def test_the_request_that_lacks_memory_is_refused_and_not_an_older_one() -> None
     old = generate(1, [1] * 8, service_class=ServiceClass.BATCH)
     large = generate(2, [2] * 16 * 12, 4, service_class=ServiceClass.INTERACTIVE)
     # Its class was charged before.
-    simulation.submit(generate(0, [3] * 8, service_class=ServiceClass.BATCH))
-    simulation.run()
+    simulation.run(generate(0, [3] * 8, service_class=ServiceClass.BATCH))
     loop = make_loop(
         simulation.instance,
         simulation.kv.lock,

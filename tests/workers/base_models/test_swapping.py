@@ -128,13 +128,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredModels]:
     yield StoredModels(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture
-def without_collector() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
-
-
 def models(status: WorkerStatus) -> dict[str, ModelStatus]:
     return {model.name: model for model in status.models}
 
@@ -155,9 +148,7 @@ def traffic(stored: StoredModels, names: list[str], count: int, num_tokens: int)
 
 def answers(config: WorkerConfig, requests: list[Generate]) -> tuple[dict[int, list[int]], Driver]:
     with Driver(config) as driver:
-        for request in requests:
-            driver.submit(request)
-        driver.wait()
+        driver.run(*requests)
     assert set(driver.ended.values()) == {FinishReason.LENGTH}
     return driver.answers, driver
 
@@ -203,8 +194,7 @@ def test_all_stay_where_there_is_room_for_all(stored: StoredModels) -> None:
 def test_a_cold_model_comes_and_the_idle_one_leaves(stored: StoredModels) -> None:
     with Driver(stored.config("one", "two")) as driver:
         assert tiers(driver) == {"one": "device", "two": "host"}
-        driver.submit(stored.generate(0, "two", [1, 2, 3], 4))
-        driver.wait()
+        driver.run(stored.generate(0, "two", [1, 2, 3], 4))
         status = driver.await_status(lambda s: models(s)["two"].num_swaps == 1)
         assert {n: m.tier for n, m in models(status).items()} == {"one": "host", "two": "device"}
         assert models(status)["two"].load_s > 0 and models(status)["two"].num_bytes > 0
@@ -222,8 +212,7 @@ def test_kept_weights_are_read_once_and_what_was_captured_for_them_stays(
     with Driver(stored.config(*names, **form)) as driver:
         runners: dict[str, set[int]] = {name: set() for name in names}
         for request in requests:
-            driver.submit(request)
-            driver.wait()
+            driver.run(request)
             for name in names:
                 runners[name].add(id(driver.worker.instances[stored.digests[name]].engine.runner))
             if request.id == 1:
@@ -294,8 +283,7 @@ def test_kept_weights_are_bounded(stored: StoredModels) -> None:
     kept: list[object] = []
     with Driver(config) as driver:
         for request in requests:
-            driver.submit(request)
-            driver.wait()
+            driver.run(request)
             for name in names:
                 runner = driver.worker.instances[stored.digests[name]].engine.runner
                 if runner is not None:
@@ -317,15 +305,13 @@ def test_an_unloaded_model_is_not_kept(stored: StoredModels, without_collector: 
     with Driver(stored.config("one", **FORMS["as-on-a-gpu"])) as driver:
         is_freed = Event()
         weakref.finalize(driver.worker.instances[one].engine.runner, is_freed.set)
-        driver.submit(stored.generate(0, "one", [1, 2, 3], 8))
-        driver.wait()
+        driver.run(stored.generate(0, "one", [1, 2, 3], 8))
         driver.loop.post(1, Desired(1, [], [unloaded]))
         driver.await_status(lambda s: models(s)["one"].tier == "host")
         assert is_freed.wait(60)
         driver.loop.post(1, Desired(2, [], [wanted]))
         driver.await_status(lambda s: s.generation == 2)
-        driver.submit(stored.generate(1, "one", [1, 2, 3], 8))
-        driver.wait()
+        driver.run(stored.generate(1, "one", [1, 2, 3], 8))
         assert driver.answers[0] == driver.answers[1]
         assert driver.worker.instances[one].engine.runner is not None
 
@@ -342,8 +328,7 @@ def test_a_load_nobody_waits_for_leaves_the_device_to_others(stored: StoredModel
         driver.await_first(0)
         driver.submit(stored.generate(1, "two", [1, 2, 3], 400))
         driver.loop.post(0, Abort(1))
-        driver.submit(stored.generate(2, "one", [1, 2, 3], 4))
-        driver.wait()
+        driver.run(stored.generate(2, "one", [1, 2, 3], 4))
         assert tiers(driver)["one"] == "device"
 
 
@@ -357,8 +342,7 @@ def test_an_idle_model_leaves_for_an_adapter(stored: StoredModels) -> None:
             driver.submit(stored.generate(number, name, [1, 2, 3], 2))
         driver.wait()
         assert set(tiers(driver).values()) == {"device"}
-        driver.submit(stored.generate(2, "one", [1, 2, 3], 2, large))
-        driver.wait()
+        driver.run(stored.generate(2, "one", [1, 2, 3], 2, large))
         assert driver.ended[2] is FinishReason.LENGTH
 
 
@@ -373,8 +357,7 @@ def test_a_load_that_fails_half_way_keeps_nothing(
         return sum({t.untyped_storage().data_ptr(): t.nbytes for t in tensors}.values())
 
     with Driver(stored.config("one", "two", **FORMS[form])) as driver:
-        driver.submit(stored.generate(0, "one", [1, 2, 3], 4))
-        driver.wait()
+        driver.run(stored.generate(0, "one", [1, 2, 3], 4))
         pack, left = driver.worker.ops.pack_linear, iter(range(5))
 
         def pack_some(*weights: Weight, bias: torch.Tensor | None = None) -> PackedLinear:
@@ -388,8 +371,7 @@ def test_a_load_that_fails_half_way_keeps_nothing(
         before = num_bytes() - (0 if "keeps_weights" in FORMS[form] else one.num_bytes)
         gc.disable()
         try:
-            driver.submit(stored.generate(1, "two", [1, 2, 3], 4))
-            driver.wait()
+            driver.run(stored.generate(1, "two", [1, 2, 3], 4))
             assert driver.ended[1] is ErrorCode.MODEL_UNAVAILABLE
             assert next(left, None) is None
             print(num_bytes() - before)
@@ -415,17 +397,14 @@ def test_a_broken_model_fails_by_name_and_harms_nobody_else(
         assert driver.ended == {0: FinishReason.LENGTH, 1: ErrorCode.MODEL_UNAVAILABLE}
         status = driver.await_status(lambda s: models(s)["two"].error != "")
         assert models(status)["two"].tier == "host"
-        driver.submit(stored.generate(2, "two", [1, 2, 3], 4))
-        driver.submit(stored.generate(3, "one", [1, 2, 3], 4))
-        driver.wait()
+        driver.run(stored.generate(2, "two", [1, 2, 3], 4), stored.generate(3, "one", [1, 2, 3], 4))
         assert driver.ended[2] is ErrorCode.MODEL_UNAVAILABLE
         assert driver.ended[3] is FinishReason.LENGTH
         weights.write_bytes(whole)
         number = 4
         while driver.ended[number - 1] is not FinishReason.LENGTH or number == 4:
             sleep(0.1)
-            driver.submit(stored.generate(number, "two", [1, 2, 3], 4))
-            driver.wait()
+            driver.run(stored.generate(number, "two", [1, 2, 3], 4))
             number += 1
         status = driver.await_status(lambda s: models(s)["two"].tier == "device")
         assert models(status)["two"].error == ""
@@ -444,8 +423,7 @@ def test_the_catalog_registers_pins_and_unloads(stored: StoredModels) -> None:
     one, three = (DesiredModel(stored.digests[name], name) for name in ("one", "three"))
     missing = DesiredModel("0" * 64, "missing")
     with Driver(stored.config("one", room=1)) as driver:
-        driver.submit(stored.generate(0, "three", [1, 2, 3], 4))
-        driver.wait()
+        driver.run(stored.generate(0, "three", [1, 2, 3], 4))
         assert driver.ended[0] is ErrorCode.MODEL_UNKNOWN
         driver.loop.post(1, Desired(1, [], [one, three, missing]))
         status = driver.await_status(
@@ -458,15 +436,13 @@ def test_the_catalog_registers_pins_and_unloads(stored: StoredModels) -> None:
         assert models(status)["missing"].tier == "cold"
         assert driver.loop.is_ready, "what cannot come keeps it from nothing"
         assert [model.name for model in driver.models] == ["one", "three"]
-        driver.submit(stored.generate(1, "three", [1, 2, 3], 4))
-        driver.wait()
+        driver.run(stored.generate(1, "three", [1, 2, 3], 4))
         assert driver.ended[1] is FinishReason.LENGTH
 
         pinned = DesiredModel(one.digest, "one", is_pinned=True)
         driver.loop.post(1, Desired(2, [], [pinned, three]))
         driver.await_status(lambda s: s.generation == 2 and models(s)["one"].tier == "device")
-        driver.submit(stored.generate(2, "three", [1, 2, 3], 4))
-        driver.wait()
+        driver.run(stored.generate(2, "three", [1, 2, 3], 4))
         assert driver.ended[2] is ErrorCode.OVERLOADED, "it cannot fit beside the pinned one"
 
         unloaded = DesiredModel(one.digest, "one", is_unloaded=True)
@@ -505,8 +481,7 @@ def test_a_model_registered_later_lies_beside_the_memory(stored: StoredModels, f
         # One that the catalog has no more leaves its room to the next.
         driver.loop.post(1, Desired(2, [], [three, two]))
         driver.await_status(lambda s: "two" in models(s) and models(s)["two"].tier == "host")
-        driver.submit(stored.generate(3, "two", [1, 2, 3], 4))
-        driver.wait()
+        driver.run(stored.generate(3, "two", [1, 2, 3], 4))
         assert driver.ended[3] is FinishReason.LENGTH
         last = driver.await_status(lambda s: models(s)["two"].tier == "device")
         assert last.arena_bytes - after.arena_bytes <= UNIT_BYTES
@@ -569,13 +544,11 @@ def test_a_model_that_the_catalog_drops_frees_all_that_it_had(
         assert len(worker.memory.broker._caches) == len(worker.memory.broker.holders) == 1
         while adapter_threads() - others:
             sleep(0.01)
-        driver.submit(stored.generate(1, "one", [1, 2, 3], 4))
-        driver.wait()
+        driver.run(stored.generate(1, "one", [1, 2, 3], 4))
         assert driver.ended[1] is ErrorCode.MODEL_UNKNOWN
         driver.loop.post(1, Desired(3, [], [one, two]))
         driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
-        driver.submit(stored.generate(2, "one", [1, 2, 3] * 20, 100, stored.refs["one"][0]))
-        driver.wait()
+        driver.run(stored.generate(2, "one", [1, 2, 3] * 20, 100, stored.refs["one"][0]))
         assert driver.answers[2] == driver.answers[0]
 
 
@@ -604,8 +577,7 @@ def test_a_model_that_cannot_be_built_fails_by_name_and_ends_nothing_else(
         driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
         assert told == ["[Errno 12] no addresses", "MemoryError", "no"] and not errors
         assert len(worker.memory.broker._caches) == len(worker.memory.broker.holders) == 2
-        driver.submit(stored.generate(1, "one", [1, 2, 3], 4))
-        driver.wait()
+        driver.run(stored.generate(1, "one", [1, 2, 3], 4))
         assert set(driver.ended.values()) == {FinishReason.LENGTH}
 
 
@@ -622,8 +594,7 @@ def test_the_end_of_a_load_wakes_the_loop(
         driver.await_models("one", "two")
         request = stored.generate(0, "one", [1, 2, 3], 4, stored.refs["one"][0])
         grammar = grammars.of_regex("(ab|[0-9]{2}){1,4}-[x-z]{3}")
-        driver.submit(msgspec.structs.replace(request, grammar=grammar))
-        driver.wait()
+        driver.run(msgspec.structs.replace(request, grammar=grammar))
     assert driver.ended[0] in list(FinishReason)
 
 

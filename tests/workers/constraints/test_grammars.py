@@ -85,9 +85,7 @@ def request_of(tiny: Setup, number: int, grammar: str, params: SamplingParams = 
 
 def answers_of(tiny: Setup, requests: list[Generate], **changes: Any) -> Driver:
     with Driver(tiny.config(**changes)) as driver:
-        for request in requests:
-            driver.submit(request)
-        driver.wait()
+        driver.run(*requests)
     return driver
 
 
@@ -117,9 +115,7 @@ def test_every_answer_is_valid_and_no_neighbour_changes(
         for number, (grammar, _) in enumerate(GRAMMARS):
             mixed.submit(request_of(tiny, 200 + number, grammar, first))
         mixed.wait()
-        for request in random.Random(1).sample([*constrained, *free], 44):
-            mixed.submit(request)
-        mixed.wait()
+        mixed.run(*random.Random(1).sample([*constrained, *free], 44))
     engine = mixed.worker.instances[tiny.digest].engine
     pool = mixed.worker.instances[tiny.digest].pool
     assert engine.scheduler.num_preemptions > 0 and pool.device.num_evictions > 0

@@ -49,9 +49,7 @@ def request_of(tiny: Setup, number: int, rules: TokenRules | None, grammar: str 
 
 def answers_of(tiny: Setup, requests: list[Generate], **changes: Any) -> Driver:
     with Driver(tiny.config(**changes)) as driver:
-        for request in requests:
-            driver.submit(request)
-        driver.wait()
+        driver.run(*requests)
     return driver
 
 

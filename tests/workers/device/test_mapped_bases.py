@@ -19,8 +19,7 @@ def test_every_base_of_a_kernel_is_mapped_while_models_swap(tmp_path: Path) -> N
         for number in range(6):
             name = names[number % 2]
             adapter = stored.refs[name][number // 2 % 2]
-            driver.submit(stored.generate(number, name, [1, 2, 3], 4, adapter))
-            driver.wait()
+            driver.run(stored.generate(number, name, [1, 2, 3], 4, adapter))
         status = driver.await_status(lambda s: models(s)["two"].num_swaps > 0)
     assert len(driver.answers) == 6
     assert all(len(answer) == 4 for answer in driver.answers.values()), driver.ended

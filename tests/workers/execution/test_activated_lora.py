@@ -172,6 +172,5 @@ def test_the_prefix_before_is_shared_with_the_base_and_among_adapters(llama: Set
     ]
     with Driver(llama.config()) as driver:
         for number, (prompt, name, num_cached) in enumerate(asked):
-            driver.submit(ask(llama, number, prompt, name, greedy(2)))
-            driver.wait()
+            driver.run(ask(llama, number, prompt, name, greedy(2)))
             assert driver.outputs[number][0].num_cached_tokens == num_cached, (number, name)

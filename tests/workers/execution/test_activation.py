@@ -77,8 +77,7 @@ def test_pages_before_the_activation_are_the_base_s_for_everybody() -> None:
         (generate(9, prompt, adapter="c", activation=69), 64),
     ]
     for request, num_cached in asked:
-        simulation.submit(request)
-        simulation.run()
+        simulation.run(request)
         assert simulation.cached[request.id] == num_cached, request.id
     assert_equals_alone(simulation, [request for request, _ in asked])
 
@@ -86,20 +85,16 @@ def test_pages_before_the_activation_are_the_base_s_for_everybody() -> None:
 def test_base_pages_of_an_adapted_request_serve_base_requests() -> None:
     simulation = Simulation(num_pages=128)
     prompt = prompt_of(random.Random(2), 70)
-    simulation.submit(generate(0, prompt, adapter="a", activation=60))
-    simulation.run()
-    simulation.submit(generate(1, prompt))
-    simulation.run()
+    simulation.run(generate(0, prompt, adapter="a", activation=60))
+    simulation.run(generate(1, prompt))
     assert simulation.cached == {0: 0, 1: 48}
 
 
 def test_base_pages_stay_inside_domain_and_salt() -> None:
     simulation = Simulation(num_pages=128)
     prompt = prompt_of(random.Random(3), 70)
-    simulation.submit(generate(0, prompt))
-    simulation.run()
-    simulation.submit(generate(1, prompt, adapter="a", activation=60, cache_salt="s"))
-    simulation.run()
+    simulation.run(generate(0, prompt))
+    simulation.run(generate(1, prompt, adapter="a", activation=60, cache_salt="s"))
     assert simulation.cached[1] == 0
 
 
@@ -109,13 +104,11 @@ def test_generated_tokens_begin_with_the_adapter_where_another_prompt_does_not()
     simulation = Simulation(num_pages=128)
     prompt = prompt_of(random.Random(6), 2 * PAGE_TOKENS + 4)
     first = generate(0, prompt, 30, "a", activation=2 * PAGE_TOKENS + 2)
-    simulation.submit(first)
-    simulation.run()
+    simulation.run(first)
     longer = prompt + simulation.outputs[0][:-1]
     assert len(longer) > 3 * PAGE_TOKENS
     second = generate(1, longer, 30, "a", activation=2 * PAGE_TOKENS + 3)
-    simulation.submit(second)
-    simulation.run()
+    simulation.run(second)
     assert simulation.cached[1] == 2 * PAGE_TOKENS
     assert_equals_alone(simulation, [first, second])
 
@@ -126,8 +119,7 @@ def test_an_activation_costs_at_most_one_more_step(max_batched_tokens: int) -> N
 
     def steps(activation: int) -> int:
         simulation = Simulation(max_batched_tokens=max_batched_tokens)
-        simulation.submit(generate(0, prompt, 1, "a", activation=activation))
-        simulation.run()
+        simulation.run(generate(0, prompt, 1, "a", activation=activation))
         return simulation.runner.num_steps
 
     assert {steps(activation) - steps(0) for activation in range(60)} == {0, 1}

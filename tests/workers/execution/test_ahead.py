@@ -150,8 +150,7 @@ log: list[str] = []
 def test_the_next_step_is_launched_before_the_last_is_collected() -> None:
     log.clear()
     simulation = Simulation(runner=Watched, runs_ahead=True)
-    simulation.submit(generate(0, [1, 2, 3], 3))
-    simulation.run()
+    simulation.run(generate(0, [1, 2, 3], 3))
     assert log == ["launch 1", "launch 2", "collect 1", "launch 3", "collect 2", "collect 3"]
 
 
@@ -194,8 +193,7 @@ def test_a_step_that_fails_in_flight_fails_its_sequences_and_no_others() -> None
     simulation.submit(first)
     for _ in range(4):
         simulation.step()
-    simulation.submit(later)
-    simulation.run()
+    simulation.run(later)
     assert simulation.finished[0] is ErrorCode.INTERNAL
     assert simulation.outputs[0] == alone(first)[:3]
     assert simulation.outputs[1] == alone(later)
@@ -215,9 +213,7 @@ def test_logits_that_are_no_numbers_end_their_sequence_alone(runs_ahead: bool) -
     assert isinstance(simulation.runner, NoNumbers)
     simulation.runner.breaks_at = 4
     broken, stranger = generate(0, [1, 2, 3], 40), generate(1, [4, 5, 6], 8)
-    simulation.submit(broken)
-    simulation.submit(stranger)
-    simulation.run()
+    simulation.run(broken, stranger)
     assert simulation.finished[0] is ErrorCode.LOGITS_NAN
     assert simulation.outputs[0] == alone(broken)[:3]
     assert simulation.outputs[1] == alone(stranger)
@@ -357,9 +353,7 @@ def test_a_real_worker_draws_the_same_tokens(llama: Setup) -> None:
 def played(llama: Setup, requests: list[Generate], runs_ahead: bool) -> Driver:
     config = llama.config(memory=6 << 16, runs_ahead=runs_ahead)
     with Driver(config) as driver:
-        for request in requests:
-            driver.submit(request)
-        driver.wait()
+        driver.run(*requests)
     assert driver.worker.instances[llama.digest].engine.scheduler.num_preemptions > 0
     return driver
 

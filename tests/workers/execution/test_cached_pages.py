@@ -21,14 +21,11 @@ def test_gateways_hear_what_the_next_request_will_find(tmp_path: Path) -> None:
         return driver.prefixes.num_cached(Prefix(request), driver.loop.models[0].cache_layout)
 
     with Driver(llama.config()) as driver:
-        driver.submit(base)
-        driver.wait()
+        driver.run(base)
         before = driver.status
         driver.await_status(lambda status: status is not before)
         assert (told(base), told(lora)) == (3 * PAGE_TOKENS, 0)
-        driver.submit(lora)
-        driver.submit(llama.generate(2, [*tokens, 1], 2, None))
-        driver.wait()
+        driver.run(lora, llama.generate(2, [*tokens, 1], 2, None))
         assert driver.outputs[2][0].num_cached_tokens == 3 * PAGE_TOKENS
         before = driver.status
         driver.await_status(lambda status: status is not before)

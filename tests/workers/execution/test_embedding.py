@@ -168,8 +168,7 @@ def test_cached_positions_are_skipped_for_the_last_token_only(
     with Driver(llama.config(ops="cpu")) as driver:
         for number, pooling in enumerate([Pooling.MEAN, Pooling.LAST, Pooling.MEAN, Pooling.CLS]):
             asked = embed(llama, number, prompt, "r4", pooling)
-            driver.submit(asked.request)
-            driver.wait()
+            driver.run(asked.request)
             assert cosine(vector(driver, number), expected(oracle, asked)) >= 0.9999
     cached = [driver.outputs[number][0].num_cached_tokens for number in range(4)]
     assert cached == [0, 48, 0, 0]
@@ -186,8 +185,7 @@ def test_a_base_model_saved_without_its_output_matrix(llama: Setup, tmp_path: Pa
     prompt = [number % 200 for number in range(50)]
     with Driver(llama.config(ops="cpu", models={"bare": digest})) as driver:
         request = embed(llama, 0, prompt, None, Pooling.MEAN).request
-        driver.submit(msgspec.structs.replace(request, model=digest))
-        driver.wait()
+        driver.run(msgspec.structs.replace(request, model=digest))
     with torch.inference_mode():
         hidden = bare(torch.tensor([prompt])).last_hidden_state[0]
     assert cosine(vector(driver, 0), hidden.mean(0).numpy()) >= 0.9999

@@ -114,12 +114,9 @@ def test_pages_of_a_failed_sequence_are_not_cached(num_others: int, runs_ahead: 
     simulation = Simulation(num_pages=256, runner=FragileRunner, runs_ahead=runs_ahead)
     requests = [generate(number, prompt_of(rng, 50)) for number in range(num_others + 1)]
     failing, *others = requests
-    for request in (bad(failing), *others):
-        simulation.submit(request)
-    simulation.run()
+    simulation.run(*(bad(failing), *others))
     assert simulation.finished[0] is ErrorCode.INTERNAL
     again = generate(100, failing.tokens)
-    simulation.submit(again)
-    simulation.run()
+    simulation.run(again)
     assert simulation.cached[100] == 0
     assert_equals_alone(simulation, [*others, again])

@@ -530,8 +530,6 @@ def test_a_worker_with_graphs_that_runs_ahead_answers_alike(llama: Setup) -> Non
 
 def played(llama: Setup, requests: list[Generate], **form: bool) -> dict[int, list[int]]:
     with Driver(llama.config(memory=12 << 16, **form)) as driver:
-        for request in requests:
-            driver.submit(request)
-        driver.wait()
+        driver.run(*requests)
     assert driver.worker.instances[llama.digest].engine.scheduler.num_preemptions > 0
     return driver.answers

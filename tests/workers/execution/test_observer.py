@@ -103,6 +103,5 @@ def test_it_is_told_of_the_end_that_a_vector_has() -> None:
         return observers[0]
 
     simulation = Simulation(runner=VectorRunner, observe=observe)
-    simulation.submit(generate(0, [1, 2, 3], 0, kind=OutputKind.EMBED))
-    simulation.run()
+    simulation.run(generate(0, [1, 2, 3], 0, kind=OutputKind.EMBED))
     assert observers[0].ends == simulation.finished == {0: FinishReason.STOP}

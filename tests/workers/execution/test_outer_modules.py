@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from tests.oracle import Oracle, Verdict
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
+from workers.process.config import WorkerConfig
 from workers.wire.protocol import FinishReason, OutputKind, Pooling, SamplingParams
 
 OUTER = {
@@ -23,6 +25,9 @@ OUTER = {
     "plain": {"rank": 4},
 }
 LABELS = (3, 200, 17)
+Asked = tuple[list[int], str | None]
+"""Prompt, and the adapter's name."""
+OracleOf = Callable[[str | None], Oracle]
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma2"])
@@ -39,45 +44,47 @@ def oracle(served: Setup) -> Oracle:
     return Oracle(served.model, served.folders)
 
 
-def draw_prompts(seed: int) -> list[tuple[list[int], str | None]]:
+def draw_prompts(adapters: Iterable[str], seed: int) -> list[Asked]:
+    """Two prompts for each adapter, and two for the base model."""
     rng = random.Random(seed)
-    names = [*OUTER, None] * 2
+    names = [*adapters, None] * 2
     rng.shuffle(names)
     return [([rng.randrange(256) for _ in range(rng.randrange(2, 40))], name) for name in names]
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_batched_with_strangers_equals_peft(served: Setup, oracle: Oracle, backend: str) -> None:
-    """Prompts in chunks beside answers: some of a step's sequences are sampled."""
-    asked = draw_prompts(5)
-    with Driver(served.config(ops=backend, max_batched_tokens=24)) as driver:
-        for number, (prompt, name) in enumerate(asked):
-            driver.submit(served.generate(number, prompt, 24, served.refs[name] if name else None))
-        driver.wait()
+def assert_answers_are_pefts(
+    setup: Setup, config: WorkerConfig, asked: list[Asked], num_tokens: int, oracle_of: OracleOf
+) -> None:
+    with Driver(config) as driver:
+        driver.run(
+            *(
+                setup.generate(number, prompt, num_tokens, setup.refs[name] if name else None)
+                for number, (prompt, name) in enumerate(asked)
+            )
+        )
     verdict = Verdict()
     for number, (prompt, name) in enumerate(asked):
         assert driver.ended[number] is FinishReason.LENGTH
-        oracle.judge(verdict, prompt, driver.answers[number], name, f"{number} {name}")
+        oracle_of(name).judge(verdict, prompt, driver.answers[number], name, f"{number} {name}")
     verdict.assert_equal()
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_scores_of_prompts_and_logits_of_labels_equal_peft(
-    served: Setup, oracle: Oracle, backend: str
+def assert_scores_are_pefts(
+    setup: Setup, backend: str, asked: list[Asked], oracle_of: OracleOf
 ) -> None:
-    asked = draw_prompts(6)
+    """Scores of prompts, and logits of labels."""
     scores = SamplingParams(0, 0, temperature=0.0, prompt_logprobs=0)
     kinds = [
         {"kind": OutputKind.SCORE, "params": scores},
         {"kind": OutputKind.EMBED, "pooling": Pooling.LAST, "labels": LABELS},
     ]
-    with Driver(served.config(ops=backend, max_batched_tokens=32)) as driver:
+    with Driver(setup.config(ops=backend, max_batched_tokens=32)) as driver:
         for number, (prompt, name) in enumerate(asked):
-            request = served.generate(number, prompt, 0, served.refs[name] if name else None)
+            request = setup.generate(number, prompt, 0, setup.refs[name] if name else None)
             driver.submit(msgspec.structs.replace(request, **kinds[number % 2]))
         driver.wait()
     for number, (prompt, name) in enumerate(asked):
-        logits, outputs = oracle.logits(prompt, name), driver.outputs[number]
+        logits, outputs = oracle_of(name).logits(prompt, name), driver.outputs[number]
         if number % 2:
             (vector,) = (output.vector for output in outputs if output.vector is not None)
             got = torch.from_numpy(np.frombuffer(vector, np.float32).copy())
@@ -87,3 +94,17 @@ def test_scores_of_prompts_and_logits_of_labels_equal_peft(
             got = torch.tensor([each.logprob for each in found])
             expected = logits.log_softmax(-1)[range(len(prompt) - 1), prompt[1:]]
         torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_batched_with_strangers_equals_peft(served: Setup, oracle: Oracle, backend: str) -> None:
+    """Prompts in chunks beside answers: some of a step's sequences are sampled."""
+    config = served.config(ops=backend, max_batched_tokens=24)
+    assert_answers_are_pefts(served, config, draw_prompts(OUTER, 5), 24, lambda _: oracle)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_scores_of_prompts_and_logits_of_labels_equal_peft(
+    served: Setup, oracle: Oracle, backend: str
+) -> None:
+    assert_scores_are_pefts(served, backend, draw_prompts(OUTER, 6), lambda _: oracle)

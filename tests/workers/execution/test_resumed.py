@@ -122,8 +122,7 @@ def test_a_real_model_goes_on_alike(
     request = Generate(0, "", tiny.digest, [3, 1, 4, 1, 5], params, cache_domain="t", adapter=ref)
     config = tiny.config(runs_ahead=runs_ahead)
     with Driver(config) as driver:
-        driver.submit(request)
-        driver.wait()
+        driver.run(request)
     whole, scores = driver.answers[0], _scores(driver)
     assert len(whole) >= 30
     for num_resumed in (1, 17, len(whole) - 1):
@@ -131,8 +130,7 @@ def test_a_real_model_goes_on_alike(
             for number in range(3):
                 driver.submit(tiny.generate(number + 1, [number], 8, None))
             rest = resumed(request, whole[:num_resumed])
-            driver.submit(msgspec.structs.replace(rest, stream_interval=7))
-            driver.wait()
+            driver.run(msgspec.structs.replace(rest, stream_interval=7))
         assert driver.answers[0] == whole[num_resumed:]
         for one, other in zip(_scores(driver), scores[num_resumed:], strict=True):
             assert one.logprob == pytest.approx(other.logprob, abs=1e-4)

@@ -39,8 +39,7 @@ def test_pins_come_without_a_request_and_only_a_newer_word_changes_them(llama: S
         assert status.generation == 5 and "c" not in adapters(llama, status)
         driver.loop.post(2, Desired(4, []))
         driver.loop.post(2, Desired(5, pins(llama, "c")))
-        driver.submit(llama.generate(0, [1, 2, 3], 4, None))
-        driver.wait()
+        driver.run(llama.generate(0, [1, 2, 3], 4, None))
         before = driver.status
         status = driver.await_status(lambda status: status is not before)
         assert kept(llama, status) == {"a", "b"} and status.generation == 5
@@ -69,6 +68,5 @@ def test_a_pin_that_cannot_be_loaded_is_a_fault_and_others_are_kept(llama: Setup
         status = driver.await_status(lambda status: bool(adapters(llama, status)["a"].error))
         fault = adapters(llama, status)["a"]
         assert fault.error == "adapter.image.mismatch" and not fault.pinned
-        driver.submit(llama.generate(0, [1, 2, 3], 4, llama.refs["b"]))
-        driver.wait()
+        driver.run(llama.generate(0, [1, 2, 3], 4, llama.refs["b"]))
         assert len(driver.answers[0]) == 4

@@ -31,8 +31,7 @@ def test_what_waits_is_given_back_and_what_runs_ends(llama: Setup, driver: Drive
     driver.submit(llama.generate(1, [4, 5, 6], 300, None))
     driver.await_begun(0)
     driver.loop.post(GATEWAY, Drain())
-    driver.submit(llama.generate(2, [7, 8, 9], 300, None))
-    driver.wait()
+    driver.run(llama.generate(2, [7, 8, 9], 300, None))
     assert driver.ended == {
         0: FinishReason.LENGTH,
         1: ErrorCode.DRAINING,
@@ -54,6 +53,5 @@ def test_a_drain_is_taken_back_but_not_that_of_an_ending_process(
     driver.await_drained()
     assert driver.ended == {0: FinishReason.LENGTH}, "it was drained before its last end"
     driver.loop.post(GATEWAY, Drain(is_on=False))
-    driver.submit(llama.generate(1, [1, 2, 3], 2, None))
-    driver.wait()
+    driver.run(llama.generate(1, [1, 2, 3], 2, None))
     assert driver.ended == {0: FinishReason.LENGTH, 1: ErrorCode.DRAINING}

@@ -128,9 +128,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Models:
 def expected(served: Models) -> dict[int, list[int]]:
     config = served.config(ops="reference", memory=64 << 20, max_loaded_adapters=6)
     with Driver(config) as driver:
-        for request in served.requests():
-            driver.submit(request)
-        driver.wait()
+        driver.run(*served.requests())
     return driver.answers
 
 
@@ -152,9 +150,7 @@ def test_a_worker_on_a_gpu_answers_as_the_reference_does(
     requests = served.requests()
     with Driver(config, Worker if HAS_GPU else WorkerOnDouble) as driver:
         for begin in range(0, len(requests), 6):
-            for request in requests[begin : begin + 6]:
-                driver.submit(request)
-            driver.wait()
+            driver.run(*requests[begin : begin + 6])
         status = driver.await_status(lambda s: sum(model.num_swaps for model in s.models) > 2)
     assert set(driver.ended.values()) == {FinishReason.LENGTH}
     differ = [number for number in expected if driver.answers[number] != expected[number]]

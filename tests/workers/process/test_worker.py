@@ -295,8 +295,7 @@ def test_sampling_depends_on_seed_position_and_choice_only(llama: Setup) -> None
             request = Generate(0, "", llama.digest, prompt, params(seed, choice), cache_domain="t")
             for number in range(strangers):
                 driver.submit(llama.generate(number + 1, [number], 8, None))
-            driver.submit(request)
-            driver.wait()
+            driver.run(request)
         return driver.answers[0]
 
     alone = sample(11, 0, strangers=0)

@@ -80,8 +80,7 @@ def test_no_chunk_of_a_prompt_is_empty() -> None:
         pool=pool, runner=Watching, make_scheduler=partial(fifo, make_policy=Charging)
     )
     request = generate(0, [1] * 20, adapter="a")
-    simulation.submit(request)
-    simulation.run()
+    simulation.run(request)
     assert_equals_alone(simulation, [request])
 
 

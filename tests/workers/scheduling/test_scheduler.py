@@ -96,9 +96,7 @@ def test_preemption_happens_and_changes_nothing() -> None:
     rng = random.Random(1)
     simulation = Simulation(num_pages=12)
     requests = [generate(n, prompt_of(rng, 30), 60) for n in range(12)]
-    for request in requests:
-        simulation.submit(request)
-    simulation.run()
+    simulation.run(*requests)
     assert simulation.scheduler.num_preemptions > 0
     assert_equals_alone(simulation, requests)
     simulation.assert_at_rest()
@@ -125,9 +123,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
     simulation = Simulation(num_pages=128, max_batched_tokens=512)
     prefix = prompt_of(rng, 64)
     requests = [generate(n, prefix + prompt_of(rng, 5), 4, "a") for n in range(6)]
-    for request in requests:
-        simulation.submit(request)
-    simulation.run()
+    simulation.run(*requests)
     assert_equals_alone(simulation, requests)
     assert sorted(simulation.cached.values()) == [0, 64, 64, 64, 64, 64]
 
@@ -137,8 +133,7 @@ def test_what_a_prompt_finds_of_itself_after_a_preemption_was_not_cached() -> No
     rng = random.Random(2)
     simulation = Simulation(num_pages=128, max_batched_tokens=64)
     prefix = prompt_of(rng, 32)
-    simulation.submit(generate(0, prefix + prompt_of(rng, 5), 1))
-    simulation.run()
+    simulation.run(generate(0, prefix + prompt_of(rng, 5), 1))
     queried, hit = simulation.scheduler.num_queried_tokens, simulation.scheduler.num_hit_tokens
     simulation.submit(generate(1, prefix + prompt_of(rng, 200), 4))
     for _ in range(2):
@@ -155,8 +150,7 @@ def test_what_is_found_in_the_cache_is_charged_as_such() -> None:
     rng = random.Random(11)
     simulation = Simulation(num_pages=128)
     prefix = prompt_of(rng, 64)
-    simulation.submit(generate(0, prefix, 1))
-    simulation.run()
+    simulation.run(generate(0, prefix, 1))
     simulation.submit(generate(1, prefix + prompt_of(rng, 16), 1))
     account = simulation.scheduler.policy.account(waiting_of(simulation.scheduler)[0])
     before = account.charge[1]
@@ -191,11 +185,9 @@ def test_prefixes_are_not_shared_across_adapters_domains_or_salts() -> None:
     ]
     requests.append(generate(3, prompt, cache_salt="s"))
     for request in requests:
-        simulation.submit(request)
-        simulation.run()
+        simulation.run(request)
     assert set(simulation.cached.values()) == {0}
-    simulation.submit(generate(4, prompt, adapter="a"))
-    simulation.run()
+    simulation.run(generate(4, prompt, adapter="a"))
     assert simulation.cached[4] == 32
 
 
@@ -218,9 +210,7 @@ def test_a_broken_adapter_fails_only_its_own() -> None:
     rng = random.Random(5)
     simulation = Simulation(pool=StubPool(num_slots=1, broken=frozenset(["bad"])))
     good = generate(1, prompt_of(rng, 20), 5)
-    simulation.submit(generate(0, prompt_of(rng, 20), 5, "bad"))
-    simulation.submit(good)
-    simulation.run()
+    simulation.run(generate(0, prompt_of(rng, 20), 5, "bad"), good)
     assert simulation.finished[0] is ErrorCode.ADAPTER_UNAVAILABLE
     assert_equals_alone(simulation, [good])
     simulation.assert_at_rest()
@@ -408,8 +398,7 @@ def test_a_failing_step_fails_its_sequences_and_no_others() -> None:
     assert simulation.finished[0] is ErrorCode.INTERNAL
     simulation.engine.runner = working
     later = generate(1, prompt_of(rng, 10))
-    simulation.submit(later)
-    simulation.run()
+    simulation.run(later)
     assert_equals_alone(simulation, [later])
     simulation.assert_at_rest()
 
@@ -460,8 +449,7 @@ def test_one_that_needs_all_the_memory_runs() -> None:
     assert refused is not None and refused.code is ErrorCode.PROMPT_TOO_LONG
     assert "9 KV pages" in refused.message and "has 8" in refused.message
     greedy = SamplingParams(max_tokens=28, seed=0, temperature=0.0, ignore_eos=True)
-    simulation.submit(msgspec.structs.replace(generate(1, [1] * 100), params=greedy))
-    simulation.run()
+    simulation.run(msgspec.structs.replace(generate(1, [1] * 100), params=greedy))
     assert simulation.finished[1] is FinishReason.LENGTH and len(simulation.outputs[1]) == 28
 
 

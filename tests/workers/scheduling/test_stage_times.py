@@ -27,9 +27,7 @@ def times_of(simulation: Simulation, number: int) -> SequenceTimes:
 
 def test_only_a_traced_sequence_has_times() -> None:
     simulation = Simulation()
-    simulation.submit(generate(0, [1] * 20))
-    simulation.submit(traced(generate(1, [2] * 20)))
-    simulation.run()
+    simulation.run(generate(0, [1] * 20), traced(generate(1, [2] * 20)))
     assert simulation.times[0] is None and simulation.times[1] is not None
 
 
@@ -104,8 +102,7 @@ def test_the_load_of_the_adapter_begins_with_the_sequence_at_the_earliest() -> N
     simulation = Simulation(
         pool=StubPool(4, last_load=AdapterLoad("disk", -math.inf, 0.5, 0.25, 1))
     )
-    simulation.submit(traced(generate(0, [1] * 20, 2, "a")))
-    simulation.run()
+    simulation.run(traced(generate(0, [1] * 20, 2, "a")))
     assert simulation.finished[0] is FinishReason.LENGTH
     load = times_of(simulation, 0).adapter_load
     assert load is not None
