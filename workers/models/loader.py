@@ -58,6 +58,10 @@ class WeightLoader:
         read = self._read(name, dtype)
         return self.keep(read.clone(memory_format=torch.contiguous_format))
 
+    def on_host(self, name: str) -> Tensor:
+        """Returns a stored tensor on the host, which is not part of the loaded weights."""
+        return densify([self._checkpoint.get(name)]).clone()
+
     def keep(self, tensor: Tensor) -> Tensor:
         """Copies a tensor unchanged to the device, or into the weight image if there is one.
         Returns the tensor on the device, which is valid once the image, if any, is copied there."""

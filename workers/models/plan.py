@@ -90,7 +90,8 @@ class ModelPlan:
         # The reference backend stores weights as float32.
         plain = 4 if ops.name == "reference" else self.dtype.itemsize
         if isinstance(spec, TransformersSpec):
-            others = spec.recorded.other_numbers * torch.float32.itemsize
+            rope_numbers = spec.num_ropes * self.max_model_len * spec.head_dim
+            others = (spec.recorded.other_numbers + rope_numbers) * torch.float32.itemsize
             return spec.recorded.matrix_numbers * plain + others
         keeps_blocks = ops.keeps_blocks and self.dtype is torch.bfloat16
         tensors = dict(expected_tensors(spec))

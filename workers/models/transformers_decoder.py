@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,9 @@ from ops.base import AdaptedLinear, ForwardBatch, FusedLinear, LoRABatch
 from workers.device.weight_image import Arrival
 from workers.models.checkpoint import canonical_name
 from workers.models.loader import WeightLoader
+from workers.models.own_modules import OwnModules
 from workers.models.plan import ModelPlan
+from workers.models.recognition import recognise
 from workers.models.transformers_modules import (
     AdaptedModule,
     PagedAttention,
@@ -19,6 +23,8 @@ from workers.models.transformers_modules import (
     replace_module,
 )
 from workers.models.transformers_spec import TransformersSpec
+
+log = logging.getLogger(__name__)
 
 
 class TransformersDecoder:
@@ -38,6 +44,14 @@ class TransformersDecoder:
         self._step = Step()
         self._activations = loader.ops.activation_dtype(plan.dtype)
         model = build_model(plan.spec.config, self._activations)
+        backbone: nn.Module = getattr(model, model.base_model_prefix)
+        found = recognise(
+            *(model, backbone, plan.spec),
+            lambda name: loader.on_host(self._stored(name)),
+            plan.max_model_len,
+        )
+        log.info("model %s: our ops compute %s", plan.digest[:12], found.describe())
+        OwnModules(model, plan, loader, self._step, self._stored).place(found)
         self._place_attention(model)
         self._place_linears(model, loader)
         self._place_others(model, loader)
@@ -69,15 +83,20 @@ class TransformersDecoder:
         return logits.to(torch.float32) if out is None else out.copy_(logits)
 
     def _place_attention(self, model: nn.Module) -> None:
+        modules = dict(model.named_modules())
         for site, (layout, layer) in zip(
             self._spec.recorded.sites, self.plan.site_layouts, strict=True
         ):
-            attention = PagedAttention(self._ops, self._step, layout, layer, site.window)
-            model.get_submodule(site.module).paged_attention = attention  # pyright: ignore
+            if (module := modules.get(site.module)) is not None:
+                attention = PagedAttention(self._ops, self._step, layout, layer, site.window)
+                module.paged_attention = attention  # pyright: ignore
 
     def _place_linears(self, model: nn.Module, loader: WeightLoader) -> None:
         shape, recorded = self._spec.recorded.shape, self._spec.recorded
+        modules = dict(model.named_modules())
         for linear in shape.linears:
+            if linear.path not in modules:
+                continue
             index = shape.projections.index(linear.name)
             fused = FusedLinear((index,), (linear.out_features,), linear.in_features)
             self._place_linear(model, loader, linear.path, fused, linear.layer)

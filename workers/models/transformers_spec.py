@@ -93,6 +93,12 @@ class TransformersSpec(msgspec.Struct, frozen=True):
         return self.recorded.shape.tie_word_embeddings
 
     @property
+    def num_ropes(self) -> int:
+        """Largest number of rotary tables that our own modules of the model use: one for each type
+        of layers."""
+        return len({*(self.config.get("layer_types") or ("",))})
+
+    @property
     def linears(self) -> frozenset[str]:
         """Paths of all linears. Their weights are matrices in the serving dtype."""
         paths = [linear.path for linear in self.recorded.shape.linears]

@@ -180,7 +180,7 @@ def test_answers_are_those_of_a_worker_that_never_swaps(stored: StoredModels, fo
     on_device = [m for m in status.values() if m.tier == "device"]
     assert len(on_device) == 1
     num_weights = extents.count("w") * worker.memory.arena.extent_bytes
-    assert on_device[0].num_bytes <= num_weights < 1.5 * on_device[0].num_bytes
+    assert on_device[0].num_bytes <= num_weights < 1.6 * on_device[0].num_bytes
 
 
 def test_all_stay_where_there_is_room_for_all(stored: StoredModels) -> None:
