@@ -220,20 +220,20 @@ class HeldAnswer:
     """Answer to one request on its way to the client. It counts until the client has read it, or
     until its bytes are in the send buffer of the operating system."""
 
-    __slots__ = ("_body", "_budget", "_is_reserved", "_num_bytes")
+    __slots__ = ("_budget", "_is_reserved", "_num_bytes", "body")
 
     def __init__(self, budget: AnswerBudget, body: HeldBody) -> None:
         """The answer's owner is the owner of `body`, the request's body."""
+        self.body = body
         self._budget = budget
-        self._body = body
         self._num_bytes = 0
         self._is_reserved = False
 
     def refuse_if_full(self) -> None:
         """Raises Overloaded if an answer to a similar request would be refused now. This costs less
         than finding out how large the answer may be."""
-        owner = self._body.owner
-        if owner is not None and self._budget.is_full(owner, self._body.num_read):
+        owner = self.body.owner
+        if owner is not None and self._budget.is_full(owner, self.body.num_read):
             raise _refusal_of("tenant")
 
     def reserve(self, num_bytes: int) -> None:
@@ -241,11 +241,11 @@ class HeldAnswer:
         they exceed a limit. The answer is then sent in any case."""
         # An answer that exceeds the tenant's part alone is sent if the tenant has no other.
         num_bytes = min(num_bytes, self._budget.max_tenant_bytes)
-        owner = self._body.owner
+        owner = self.body.owner
         if (excess := self._budget.excess_with(owner, num_bytes)) is not None:
             # If only the limit of all is exceeded, the owner need not read anything.
             if excess == "tenant" and owner is not None:
-                self._budget.note_refusal(owner, self._body.num_read)
+                self._budget.note_refusal(owner, self.body.num_read)
             raise _refusal_of(excess)
         self._is_reserved = True
         self._hold(num_bytes)
@@ -259,7 +259,7 @@ class HeldAnswer:
         if not self._is_reserved:
             if num_bytes <= PIECE_BYTES:
                 return None
-            excess = self._budget.excess_with(self._body.owner, num_bytes)
+            excess = self._budget.excess_with(self.body.owner, num_bytes)
             if excess is not None:
                 return _refusal_of(excess)
         self._hold(num_bytes - self._num_bytes)
@@ -301,7 +301,7 @@ class HeldAnswer:
 
     def _hold(self, num_bytes: int) -> None:
         # Answers without an owner are small, or are documents of which there is one copy.
-        if num_bytes and (owner := self._body.owner) is not None:
+        if num_bytes and (owner := self.body.owner) is not None:
             self._num_bytes += num_bytes
             self._budget.add(owner, num_bytes)
 

@@ -87,7 +87,7 @@ class Settlement:
     def _usage_record(self, status: Status) -> UsageRecord:
         run, generation, reservation = self._run, self._generation, self._reservation
         usage, first_at, version = generation.usage, generation.first_output_at, run.target.version
-        cost = reservation.cost(usage)
+        cost, metered_tokens = reservation.cost(usage), reservation.metered(usage)
         return UsageRecord(
             request_id=run.request_id,
             admitted_at=reservation.admitted_at,
@@ -106,7 +106,7 @@ class Settlement:
             trace_id=run.trace.trace_id,
             status=status,
             gateway=reservation.holder,
-            metered_tokens=reservation.metered(usage),
+            metered_tokens=metered_tokens,
             cost=sum(cost),
             leased=reservation.leased,
             input_cost=cost.input,

@@ -25,7 +25,7 @@ from store.records import ApiKey
 from web.decoding import Fault, find_fault, first_step, members
 from web.error_answers import CLOSES
 from web.errors import Forbidden, Overloaded, Unauthenticated
-from web.held_bytes import held_answer, held_body
+from web.held_bytes import held_answer
 from web.lone_surrogates import replace_lone_surrogates
 from web.request import BodyReader
 from web.request_head import (
@@ -75,7 +75,6 @@ class HttpRequest(BodyReader):
             gateway,
             state["request_id"],
             started_at=state["started_at"],
-            body=held_body(scope),
             answer=held_answer(scope),
             trace=gateway.config.tracing.begin(scope),
             address=client_address(scope),
@@ -91,7 +90,8 @@ class HttpRequest(BodyReader):
         the tenant's limits. `on_worker`: whether a worker runs the request, so that it also counts
         as a concurrent request."""
         gateway, scope, context = self.gateway, self.scope, self.context
-        view, header = gateway.catalog.current, _authorization(scope)
+        header, num_bytes = _authorization(scope), self.num_body_bytes
+        view = gateway.catalog.current
         try:
             key = find_key(gateway, scope, header)
             principal = authorize(view, key, needs)
@@ -108,7 +108,7 @@ class HttpRequest(BodyReader):
         state = scope["state"]
         state[ON_ANSWER] = charge.settle
         try:
-            await charge.take(self.num_body_bytes, on_worker=on_worker)
+            await charge.take(num_bytes, on_worker=on_worker)
         except ApiError:
             # A delayed refusal keeps the body in memory, so it is delayed only if there is room.
             if context.body.excess is None:

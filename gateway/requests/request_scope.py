@@ -19,7 +19,7 @@ from gateway.request import Request
 from gateway.requests.services import Gateway
 from gateway.text.grammars import GrammarUser
 from gateway.tracing import Untraced
-from web.held_bytes import HeldAnswer, HeldBody
+from web.held_bytes import HeldAnswer
 from workers.wire.client import HUNG_STEP_S, WorkerClient
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ class RequestScope:
         request_id: str,
         *,
         started_at: float,
-        body: HeldBody,
         answer: HeldAnswer,
         trace: Untraced,
         address: str | None = None,
@@ -53,7 +52,7 @@ class RequestScope:
         self.started_at = started_at
         self.deadline = started_at + gateway.config.request_timeout_s
         """Time of time.perf_counter() by which the first output is due."""
-        self.body = body
+        self.body = answer.body
         self.num_bytes = 0
         """Size of the body in bytes, once it is read."""
         self.answer = answer

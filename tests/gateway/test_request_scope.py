@@ -23,7 +23,7 @@ async def run(live: Live, plane: GatewayPlane, model: str, *, is_answered: bool)
     view, body = plane.gateway.catalog.current, HeldBody(BodyBudget())
     answer, now = HeldAnswer(AnswerBudget(), body), time.perf_counter()
     with RequestScope(
-        plane.gateway, "req_1", started_at=now, body=body, answer=answer, trace=Untraced()
+        plane.gateway, "req_1", started_at=now, answer=answer, trace=Untraced()
     ) as scope:
         caller = authorize(view, view.keys[live.key[4:16]], INFERENCE)
         await scope.begin(caller).take(0, on_worker=True)

@@ -20,7 +20,7 @@ from tools.source_tree import ROOT
 MAX_CHAT_FILES = 48
 """Files of gateway/, web/ and store/ in which a chat request runs code, from its head to its last
 byte."""
-MAX_RETURNS = 134
+MAX_RETURNS = 132
 """Times that a chat returns to a file that it has left: it calls a function there for the first
 time, while no other function of the file runs. A reader who follows a chat opens a file again as
 often."""
