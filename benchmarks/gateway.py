@@ -33,6 +33,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from adapters.manifest import AdapterManifest, BaseModelShape
+from adapters.reference import AdapterRef
 from adapters.store.folder import LocalStore
 from admin.adapters import versions
 from admin.adapters.versions import NewVersion
@@ -61,7 +62,7 @@ from tests.e2e.demo import gguf
 from tests.postgres import own_server
 from web.server import bind
 from workers.importer import import_model
-from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
+from workers.wire.protocol import Generate, ModelInfo, SamplingParams
 
 MODEL = "smollm2-135m-instruct"
 ADAPTER = "support-bot"

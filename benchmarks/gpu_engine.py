@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from adapters.pool.source import FixedAdapters
+from adapters.reference import AdapterRef
 from benchmarks.gpu_ops import CONTEXT
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import TINY, Batch, ShapedModel
@@ -31,7 +32,7 @@ from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
 from workers.policies.fair_scheduler import fair_scheduler
 from workers.scheduling.constraint import Unconstrained
-from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
+from workers.wire.protocol import Generate, ModelInfo, SamplingParams
 from workers.wire.request_check import RequestLimits
 
 HOST_PARTS = ("schedule_us", "build_us", "forward_us", "update_us")

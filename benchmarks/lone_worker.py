@@ -24,6 +24,7 @@ from adapters.manifest import BaseModelShape
 from adapters.pool.image import ImageCache
 from adapters.pool.loader import AdapterLoader
 from adapters.pool.packed_image import AdapterImage
+from adapters.reference import AdapterRef
 from adapters.store.folder import LocalStore
 from ops.registry import select
 from tests.doubles import write_adapter
@@ -32,7 +33,7 @@ from tests.handles import Handle
 from workers.importer import import_model
 from workers.process.config import WorkerConfig
 from workers.wire.client import WorkerClient
-from workers.wire.protocol import AdapterRef, Generate, SamplingParams
+from workers.wire.protocol import Generate, SamplingParams
 
 RANK = 8
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from adapters.reference import AdapterRef
 from benchmarks.lone_worker import RANK, House, Stream, Worker
 from benchmarks.machine import describe
-from workers.wire.protocol import AdapterRef
 
 COLD_PER_S = 10.0
 

@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from adapters.reference import AdapterRef
 from benchmarks.fleet_simulator import Clock, Machine, Request, Worker
 from gateway.dispatch.routing import best, weigh
 from gateway.dispatch.run import Work
 from gateway.dispatch.standings import Report, Standing, Workers
-from workers.wire.protocol import AdapterRef, Generate, SamplingParams
+from workers.wire.protocol import Generate, SamplingParams
 from workers.wire.status import WorkerStatus
 
 ADAPTER_SIZES = [20 << 20, 40 << 20, 80 << 20, 160 << 20]

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from adapters.pool.source import FixedAdapters
+from adapters.reference import AdapterRef
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from ops.base import AdapterTables
@@ -25,7 +26,7 @@ from workers.models.plan import ModelPlan
 from workers.scheduling.constraint import Unconstrained
 from workers.scheduling.policy import FifoPolicy
 from workers.scheduling.scheduler import Scheduler
-from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams, SequenceOutput
+from workers.wire.protocol import Generate, ModelInfo, SamplingParams, SequenceOutput
 from workers.wire.request_check import RequestLimits
 
 CONFIG = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "eos_token_id": 0}
@@ -36,10 +37,9 @@ RANK, NUM_PAGES, NUM_SEQS = 4, 32, 4
 
 def random_model(folder: Path, ops: ReferenceOps) -> LoadedModel:
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    plan = ModelPlan.read(folder, "model", torch.float32)
     weights = {name: torch.randn(shape) / 2 for name, shape in expected_tensors(read_spec(CONFIG))}
     save_file(weights, folder / "model.safetensors")
-    return load_model(plan, ops)
+    return load_model(ModelPlan.read(folder, "model", torch.float32), ops)
 
 
 def random_adapters(plan: ModelPlan, count: int, begin: int) -> tuple[torch.Tensor, AdapterTables]:

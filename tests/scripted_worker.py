@@ -16,6 +16,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from adapters.reference import AdapterRef
 from tests.gateway.scripts import say
 from workers.process.server import Command, Disconnected, Server
 from workers.wire.client import WorkerClient, WorkerFailed
@@ -32,7 +33,6 @@ from workers.wire.frames import (
     Withdraw,
 )
 from workers.wire.protocol import (
-    AdapterRef,
     ErrorCode,
     Failed,
     FinishReason,

@@ -47,6 +47,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "sandbox",
         "telemetry",
         "adapters.manifest",
+        "adapters.reference",
         "store",
         "web",
     ),

@@ -11,7 +11,7 @@ from tools.source_tree import NOT_READ, ROOT, source_tree
 
 SOURCES = {".py", ".sql", ".cpp", ".h", ".yaml"}
 LINES = {
-    "adapters": 5_430,
+    "adapters": 5_420,
     "admin": 9_640,
     "gateway": 20_070,
     "k8s": 2_150,
@@ -24,15 +24,15 @@ LINES = {
     "telemetry": 570,
     "tools": 1_930,
     "web": 2_720,
-    "workers": 19_120,
+    "workers": 19_080,
 }
 """Lines of a package's own files, rounded up."""
 GENERATED = {"k8s/rendered": 5_380}
 """Lines of files in packages that a tool writes."""
 READ_FIRST = ("Engine", "Scheduler", "AdapterPool", "ModelRunner")
 """Classes whose modules, with all that they import, are the core of the engine."""
-READ_FIRST_LINES = 7_160
-CLOSURES = {("Scheduler",): 20, ("Scheduler", "AdapterPool", "ModelRunner"): 39, READ_FIRST: 46}
+READ_FIRST_LINES = 7_130
+CLOSURES = {("Scheduler",): 21, ("Scheduler", "AdapterPool", "ModelRunner"): 40, READ_FIRST: 47}
 """Numbers of modules that the classes' modules import, directly or not, themselves included.
 Kernels, layers and model families do not count."""
 

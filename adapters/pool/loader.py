@@ -19,7 +19,8 @@ from adapters.pool.host_slab import HostSlab
 from adapters.pool.image import ImageCache
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.packed_image import AdapterImage
-from adapters.pool.source import AdapterUnavailable, Signed
+from adapters.pool.source import AdapterUnavailable
+from adapters.reference import AdapterSignature
 from adapters.store.folder import DIGEST, NotInStore, Store, StoreUnavailable
 from ops.base import Ops
 
@@ -56,7 +57,7 @@ class AdapterLoader:
         self,
         digest: str,
         proved: str = "",
-        signed: Signed | None = None,
+        signed: AdapterSignature | None = None,
         *,
         keeps_file: bool = True,
     ) -> AdapterImage:

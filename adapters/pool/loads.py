@@ -15,8 +15,9 @@ from adapters.pool.device import DeviceTier
 from adapters.pool.host import HostTier
 from adapters.pool.load_cost import LoadCost
 from adapters.pool.packed_image import AdapterImage
-from adapters.pool.source import AdapterTier, AdapterUnavailable, Signed
+from adapters.pool.source import AdapterTier, AdapterUnavailable
 from adapters.pool.tiers import AdapterEntry
+from adapters.reference import AdapterSignature
 from memory.errors import require
 from memory.eviction.copy_queue import Copy, CopyQueue
 
@@ -36,7 +37,7 @@ class ImageLoader(Protocol):
         ...
 
     def fetch(
-        self, digest: str, proved: str, signed: Signed | None, *, keeps_file: bool
+        self, digest: str, proved: str, signed: AdapterSignature | None, *, keeps_file: bool
     ) -> AdapterImage:
         """Loads an adapter's packed image to the host. Raises AdapterUnavailable if that fails."""
         ...

@@ -15,7 +15,6 @@ from functools import partial
 from adapters.pool.loads import Loads
 from adapters.pool.source import (
     AdapterLease,
-    AdapterRef,
     AdapterTurn,
     AdapterUnavailable,
     AdapterUse,
@@ -24,6 +23,7 @@ from adapters.pool.source import (
 )
 from adapters.pool.tiers import AWAITED_STEPS, AdapterEntry
 from adapters.pool.turns import AdapterTurns
+from adapters.reference import AdapterRef
 from memory.accounts import FIRST_TURN, LAST_TURN, NO_TENANT, Tenant, Turn
 from memory.errors import require
 from memory.eviction.adapter_memory import AdapterMemory

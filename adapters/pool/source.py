@@ -8,46 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from adapters.reference import AdapterRef
 from memory.accounts import NO_TENANT, Tenant
 
 AdapterTier = Literal["store", "disk", "host", "device", "loading"]
 """Location of an adapter. The status of a pool lists "store" only for an adapter whose last load
 failed."""
-
-
-class Signed(Protocol):
-    """Signature of an adapter's content, and the ed25519 key that verifies it."""
-
-    @property
-    def public_key(self) -> bytes: ...
-
-    @property
-    def signature(self) -> bytes: ...
-
-
-class AdapterRef(Protocol):
-    """Reference to an immutable adapter version."""
-
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def name(self) -> str:
-        """Human-readable name; empty if unknown."""
-        ...
-
-    @property
-    def checksum(self) -> str:
-        """Checksum of the packed image, as a successful probe reported it; empty if unknown."""
-        ...
-
-    @property
-    def is_ephemeral(self) -> bool:
-        """Whether the version is temporary, so that its image is not cached as a file."""
-        ...
-
-    @property
-    def signed(self) -> Signed | None: ...
 
 
 Charge = tuple[float, float]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from adapters.pool.load_cost import LoadCost
 from adapters.pool.packed_image import AdapterImage
-from adapters.pool.source import AdapterTier, AdapterUnavailable, LoadTimes, Signed
+from adapters.pool.source import AdapterTier, AdapterUnavailable, LoadTimes
+from adapters.reference import AdapterSignature
 from memory.accounts import NO_TENANT, Turn
 from memory.eviction.adapter_memory import Placement
 from memory.eviction.copy_queue import Copy
@@ -34,7 +35,7 @@ class AdapterEntry:
     """Adapter's name in the last request that contained a name."""
     is_ephemeral: bool = False
     """Whether the last request was for an ephemeral version, which is retired after some time."""
-    signed: Signed | None = None
+    signed: AdapterSignature | None = None
     """Signature of the last requested version. The next fetch checks the files against it."""
     account: str = NO_TENANT.name
     """Tenant that last requested the adapter and is charged for its bytes."""

@@ -22,15 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from adapters.pool.source import (
-    AdapterLease,
-    AdapterRef,
-    AdapterTurn,
-    AdapterUse,
-    Charge,
-    Loading,
-    NoRoom,
-)
+from adapters.pool.source import AdapterLease, AdapterTurn, AdapterUse, Charge, Loading, NoRoom
+from adapters.reference import AdapterRef
 from memory.accounts import Tenant, Turn
 
 MAX_ASKED, MAX_ASKERS = 32, 128

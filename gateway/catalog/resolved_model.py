@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from adapters.reference import AdapterRef, AdapterSignature
 from gateway.exceptions import TemplateNotApproved
 from gateway.quota_types import FREE
 from store.records import Alias, BaseModel, Price, ServedVersion, ServingData, ServingFields
-from workers.wire.protocol import AdapterRef, AdapterSignature
 
 
 class AdapterCard(ServingFields, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from adapters.reference import AdapterRef
 from gateway.catalog.catalog import Catalog
 from gateway.dispatch.fleet import Fleet
 from store.database import Database
@@ -26,7 +27,7 @@ from store.periodic import in_background, repeat
 from store.queries import from_row, sql
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.frames import ProbeResult
-from workers.wire.protocol import AdapterRef, ErrorCode
+from workers.wire.protocol import ErrorCode
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from adapters.reference import AdapterRef
 from gateway.dispatch.failover import RetryState
 from gateway.dispatch.prompts import Prompt
 from gateway.dispatch.run import Run
@@ -27,7 +28,6 @@ from gateway.text.parsers.parser import (
 from gateway.text.parsers.stopping import StoppingParser
 from workers.wire.client import Sink, WorkerClient, WorkerFailed
 from workers.wire.protocol import (
-    AdapterRef,
     ErrorCode,
     FinishReason,
     Generate,

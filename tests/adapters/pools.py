@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +18,7 @@ from adapters.pool.loads import Loads
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.pool import AdapterPool
 from adapters.pool.source import AdapterLease, AdapterTier, AdapterTurn, AdapterUnavailable
+from adapters.reference import AdapterRef
 from adapters.store.folder import LocalStore
 from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
@@ -37,15 +37,6 @@ from workers.execution.batch import ModelBuffers
 from workers.layers.segments import build_segments
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Ref:
-    digest: str
-    checksum: str = ""
-    name: str = ""
-    is_ephemeral: bool = False
-    signed: Any = None
 
 
 class Status(NamedTuple):
@@ -188,11 +179,11 @@ class PoolSetup:
         )
         return AdapterPool(loads, requests=self.requests, clock=lambda: self.now)
 
-    def add(self, rank: int, seed: int) -> Ref:
+    def add(self, rank: int, seed: int) -> AdapterRef:
         staged = self.store.stage()
         digest = stage_adapter(staged, rank=rank, seed=seed)
         self.store.put("adapters", digest, staged)
-        return Ref(digest)
+        return AdapterRef(digest)
 
     def cache_prefix(self, word: int, num_pages: int) -> bool:
         """One sequence of so many pages has run and left them in the prefix cache. False: no
@@ -221,7 +212,7 @@ class PoolSetup:
             self.executor.drain()
             self.pool.begin_step(())
 
-    def lease(self, ref: Ref, tenant: Tenant = NO_TENANT) -> AdapterLease | None:
+    def lease(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> AdapterLease | None:
         """A lease, if the adapter is on the device."""
         turn = None if tenant == NO_TENANT else turn_of(tenant)
         acquired = self.pool.acquire(ref, turn)

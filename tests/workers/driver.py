@@ -12,6 +12,7 @@ from time import monotonic
 from adapters.format.module_list import write_module_list
 from adapters.format.validator import AdapterFiles, Limits, validate_and_list
 from adapters.manifest import BaseModelShape
+from adapters.reference import AdapterRef
 from adapters.store.folder import LocalStore
 from tests.workers.formed_worker import FormedWorker
 from workers.process.build import Worker
@@ -19,14 +20,7 @@ from workers.process.config import WorkerConfig
 from workers.process.server import Delivery, Drained, WorkerMessage
 from workers.wire.frames import CachedPages, Models, Probe, ProbeResult
 from workers.wire.prefix_index import PrefixIndex
-from workers.wire.protocol import (
-    AdapterRef,
-    ErrorCode,
-    Failed,
-    FinishReason,
-    Generate,
-    SequenceOutput,
-)
+from workers.wire.protocol import ErrorCode, Failed, FinishReason, Generate, SequenceOutput
 from workers.wire.status import WorkerStatus
 
 

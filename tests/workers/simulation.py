@@ -11,7 +11,6 @@ from adapters.pool.loads import LoadCount
 from adapters.pool.source import (
     AdapterLease,
     AdapterLoad,
-    AdapterRef,
     AdapterTurn,
     AdapterUnavailable,
     AdapterUse,
@@ -20,6 +19,7 @@ from adapters.pool.source import (
     NoRoom,
 )
 from adapters.pool.turns import AdapterTurns
+from adapters.reference import AdapterRef
 from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
 from memory.eviction.adapter_memory import AdapterMemory
@@ -38,7 +38,6 @@ from workers.scheduling.constraint import ConstraintSource, Unconstrained
 from workers.scheduling.scheduler import Scheduler
 from workers.scheduling.sequence import Sequence
 from workers.verification.adapter_verifier import ModelInstance
-from workers.wire import protocol
 from workers.wire.protocol import (
     ErrorCode,
     Failed,
@@ -317,7 +316,7 @@ def generate(
         tokens=prompt,
         params=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
         cache_domain="tenant",
-        adapter=None if adapter is None else protocol.AdapterRef(adapter),
+        adapter=None if adapter is None else AdapterRef(adapter),
         **fields,  # pyright: ignore[reportArgumentType]
     )
 

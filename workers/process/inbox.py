@@ -10,12 +10,13 @@ from functools import partial
 from threading import Condition, Lock
 from typing import NamedTuple
 
+from adapters.reference import AdapterRef
 from memory.accounts import Tenant
 from workers.policies.queue_limits import QueueBounds
 from workers.process.server import Command, Delivery, Disconnected
 from workers.verification.adapter_verifier import ModelInstance
 from workers.wire.frames import Abort, Desired, Drain, Prefetch, Probe, Withdraw
-from workers.wire.protocol import AdapterRef, ErrorCode, Failed, Generate
+from workers.wire.protocol import ErrorCode, Failed, Generate
 
 log = logging.getLogger(__name__)
 

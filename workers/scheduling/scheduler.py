@@ -14,7 +14,6 @@ import numpy as np
 
 from adapters.pool.source import (
     AdapterLease,
-    AdapterRef,
     AdapterSource,
     AdapterTurn,
     AdapterUnavailable,
@@ -22,6 +21,7 @@ from adapters.pool.source import (
     Charge,
     Loading,
 )
+from adapters.reference import AdapterRef
 from memory.accounts import Tenant
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, pages_of

@@ -6,19 +6,13 @@ import math
 from enum import Enum
 
 from adapters.pool.source import AdapterLease
+from adapters.reference import AdapterRef
 from memory.block_table import BlockTable
 from memory.page_key import PAGE_TOKENS
 from workers.scheduling.constraint import NO_CONSTRAINT, Constraint
 from workers.scheduling.stage_times import StageTimes
 from workers.scheduling.terms import TERMS
-from workers.wire.protocol import (
-    AdapterRef,
-    FinishReason,
-    Generate,
-    OutputKind,
-    Pooling,
-    SequenceTimes,
-)
+from workers.wire.protocol import FinishReason, Generate, OutputKind, Pooling, SequenceTimes
 
 
 class SequenceStatus(Enum):

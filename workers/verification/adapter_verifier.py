@@ -25,18 +25,12 @@ from torch import Tensor
 from adapters.errors import AdapterRejected
 from adapters.pool.pool import AdapterPool
 from adapters.pool.source import AdapterLease, AdapterUnavailable
+from adapters.reference import AdapterRef
 from workers.execution.engine import Engine
 from workers.observe.report import EngineReport
 from workers.verification.effect_proof import EffectProof, NotProved
 from workers.wire.frames import Fingerprint, Probe, ProbeResult
-from workers.wire.protocol import (
-    AdapterRef,
-    ErrorCode,
-    Failed,
-    Generate,
-    SamplingParams,
-    SequenceOutput,
-)
+from workers.wire.protocol import ErrorCode, Failed, Generate, SamplingParams, SequenceOutput
 
 log = logging.getLogger(__name__)
 

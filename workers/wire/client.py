@@ -14,6 +14,7 @@ from typing import assert_never
 
 import msgspec
 
+from adapters.reference import AdapterRef
 from workers.wire.frames import (
     OLDEST_VERSION,
     Abort,
@@ -34,7 +35,6 @@ from workers.wire.frames import (
 )
 from workers.wire.prefix_index import PrefixIndex
 from workers.wire.protocol import (
-    AdapterRef,
     ErrorCode,
     Failed,
     Generate,

@@ -11,14 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
-from workers.wire.protocol import (
-    AdapterRef,
-    Failed,
-    Generate,
-    ModelInfo,
-    PromptProgress,
-    SequenceOutput,
-)
+from adapters.reference import AdapterRef
+from workers.wire.protocol import Failed, Generate, ModelInfo, PromptProgress, SequenceOutput
 from workers.wire.status import WorkerStatus
 
 PROTOCOL_VERSION = 7

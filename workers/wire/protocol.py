@@ -11,6 +11,7 @@ from itertools import chain
 
 import msgspec
 
+from adapters.reference import AdapterRef
 from memory.page_key import PageHasher
 
 ALL_TOKENS = -1
@@ -136,29 +137,6 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         """Token ids that the request names, and that may be generated even if the model's tokenizer
         has no token for them."""
         return chain(self.logit_bias or (), self.stop_token_ids)
-
-
-class AdapterSignature(msgspec.Struct, frozen=True):
-    """Ed25519 signature of an adapter's content, and the raw public key that verifies it."""
-
-    public_key: bytes
-    signature: bytes
-
-
-class AdapterRef(msgspec.Struct, frozen=True):
-    """Reference to an immutable adapter version. `digest` alone identifies the version, and `name`
-    is for logs and messages."""
-
-    digest: str
-    name: str = ""
-    checksum: str = ""
-    """SHA-256 (hex) of the packed image in the receiving worker's layout, as an earlier probe of
-    the adapter reported it. Empty if no probe for this layout has succeeded."""
-    is_ephemeral: bool = False
-    """Whether the version is temporary. The packed image of a temporary version is not kept in the
-    disk cache."""
-    signed: AdapterSignature | None = None
-    """Signature that the worker checks when it loads the image. None for an unsigned version."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -19,6 +19,7 @@ import pytest
 
 from adapters.manifest import BaseModelShape
 from adapters.pool.pool import AdapterPool
+from adapters.reference import AdapterRef
 from adapters.store.folder import LocalStore
 from memory.eviction.adapter_memory import UNIT_BYTES
 from tests.adapters.pools import PoolSetup, evict_one
@@ -30,13 +31,7 @@ from tests.workers.process.test_worker import Setup
 from workers.observe.status import check_integrity
 from workers.process.build import Worker
 from workers.verification.adapter_verifier import ModelInstance
-from workers.wire.protocol import (
-    AdapterRef,
-    FinishReason,
-    Generate,
-    PromptProgress,
-    SequenceOutput,
-)
+from workers.wire.protocol import FinishReason, Generate, PromptProgress, SequenceOutput
 
 NUM_CYCLES = scaled(150, 1000)
 NUM_ADAPTERS = 12

@@ -5,10 +5,11 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import structs
 
 from adapters.format.signature import sign
 from adapters.pool.device import DeviceTier
@@ -16,13 +17,14 @@ from adapters.pool.load_cost import LoadCost
 from adapters.pool.loads import MAX_FAULTS
 from adapters.pool.packed_image import AdapterImage, ImageTables
 from adapters.pool.source import AdapterLease, AdapterUnavailable, AdapterUse, Loading, NoRoom
+from adapters.reference import AdapterRef, AdapterSignature
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.eviction.broker import MemoryBroker
 from memory.page_key import PAGE_TOKENS
 from tests.adapters.files import BASE
-from tests.adapters.pools import PoolSetup, Ref, evict_one, turn_of
+from tests.adapters.pools import PoolSetup, evict_one, turn_of
 from tests.memory.holder import num_placements
 
 ONE_UNIT, TWO_UNITS, FIVE_UNITS = 4, 16, 40
@@ -394,7 +396,7 @@ def test_the_host_keeps_its_bound(tmp_path: Path) -> None:
 
 def test_a_failed_load_is_told_and_tried_again_later(tmp_path: Path) -> None:
     setup = PoolSetup(tmp_path, [ONE_UNIT])
-    missing = Ref("f" * 64)
+    missing = AdapterRef("f" * 64)
     assert setup.lease(missing) is None
     setup.settle()
     for _ in range(2):
@@ -408,7 +410,7 @@ def test_a_failed_load_is_told_and_tried_again_later(tmp_path: Path) -> None:
     setup.settle()
     setup.check()
     setup.now += 60
-    other = Ref("e" * 64)
+    other = AdapterRef("e" * 64)
     setup.pool.prefetch(other)
     setup.settle()
     told = {status.digest: status for status in setup.statuses()}
@@ -431,14 +433,14 @@ def test_a_fault_is_told_until_a_load_succeeds_and_few_are_remembered(tmp_path: 
         return None if error is None else error.code
 
     setup.now += 3600
-    setup.pool.prefetch(Ref("e" * 64))
+    setup.pool.prefetch(AdapterRef("e" * 64))
     setup.settle()
     assert (fault(), setup.tier(0)) == ("adapter.store.corrupt", "store")
     damage(path)
     assert setup.serves(setup.load(0).slot, 0)
     assert fault() is None
     for number in range(2 * MAX_FAULTS):
-        setup.pool.prefetch(Ref(f"{number:064x}"))
+        setup.pool.prefetch(AdapterRef(f"{number:064x}"))
         setup.settle()
     faults = [status.digest for status in setup.statuses() if status.fault]
     assert len(faults) == MAX_FAULTS and f"{2 * MAX_FAULTS - 1:064x}" in faults
@@ -491,7 +493,7 @@ def test_a_slot_that_could_not_be_written_is_not_leased(tmp_path: Path) -> None:
 def test_only_what_was_proved_serves(tmp_path: Path) -> None:
     """An image of other bytes, whole in itself, is in the cache and even on the device."""
     setup = PoolSetup(tmp_path, [ONE_UNIT])
-    proved = Ref(setup.refs[0].digest, setup.load(0).checksum)
+    proved = AdapterRef(setup.refs[0].digest, checksum=setup.load(0).checksum)
     layout = setup.loader.layout.version
     image = setup.cache.load(layout, proved.digest)
     assert image is not None
@@ -517,7 +519,7 @@ def test_a_false_checksum_hurts_only_who_claims_it(tmp_path: Path) -> None:
     setup = PoolSetup(tmp_path, [ONE_UNIT])
     lease = setup.load(0)
     digest = setup.refs[0].digest
-    true, false = Ref(digest, lease.checksum), Ref(digest, "0" * 64)
+    true, false = (AdapterRef(digest, checksum=checksum) for checksum in (lease.checksum, "0" * 64))
     for order in ((true, false), (false, true)):
         other = PoolSetup(tmp_path, [ONE_UNIT])
         waiting, got = list(order), []
@@ -537,7 +539,7 @@ def test_a_false_checksum_hurts_only_who_claims_it(tmp_path: Path) -> None:
 
 def test_a_failure_that_is_remembered_keeps_no_image(tmp_path: Path) -> None:
     setup = PoolSetup(tmp_path, [])
-    wrong = Ref(setup.add(ONE_UNIT, seed=4711).digest, "0" * 64)
+    wrong = AdapterRef(setup.add(ONE_UNIT, seed=4711).digest, checksum="0" * 64)
     assert setup.lease(wrong) is None
     setup.settle()
     assert [one.digest for one in setup.statuses() if one.fault]
@@ -548,7 +550,7 @@ def test_a_failure_that_is_remembered_keeps_no_image(tmp_path: Path) -> None:
 
 def test_a_load_under_way_is_not_taken_when_another_image_was_proved(tmp_path: Path) -> None:
     setup = PoolSetup(tmp_path, [ONE_UNIT])
-    proved = Ref(setup.refs[0].digest, "0" * 64)
+    proved = AdapterRef(setup.refs[0].digest, checksum="0" * 64)
     assert setup.lease(setup.refs[0]) is None
     setup.executor.step()
     setup.pool.begin_step(())
@@ -689,19 +691,14 @@ def await_lease(setup: PoolSetup, index: int) -> AdapterLease:
     raise AssertionError(f"adapter {index} does not come")
 
 
-class Signed(NamedTuple):
-    public_key: bytes
-    signature: bytes
-
-
 def test_a_signature_that_is_not_of_its_key_serves_nothing(tmp_path: Path) -> None:
     """The worker checks what the catalog says, whenever it fetches."""
     setup = PoolSetup(tmp_path, ranks=[4])
     key = Ed25519PrivateKey.generate()
     digest = setup.refs[0].digest
     public = key.public_key().public_bytes_raw()
-    wrong = Signed(public, sign(key, "0" * 64))
-    setup.refs[0] = replace(setup.refs[0], signed=wrong)
+    wrong = AdapterSignature(public, sign(key, "0" * 64))
+    setup.refs[0] = structs.replace(setup.refs[0], signed=wrong)
     setup.pool.prefetch(setup.refs[0])
     setup.settle_step()
     with pytest.raises(AdapterUnavailable) as caught:
@@ -709,7 +706,9 @@ def test_a_signature_that_is_not_of_its_key_serves_nothing(tmp_path: Path) -> No
     assert caught.value.code == "adapter.signature.invalid"
     setup.now += 3600
     setup.pool.begin_step(())
-    setup.refs[0] = replace(setup.refs[0], signed=Signed(public, sign(key, digest)))
+    setup.refs[0] = structs.replace(
+        setup.refs[0], signed=AdapterSignature(public, sign(key, digest))
+    )
     assert setup.serves(setup.load(0).slot, 0)
 
 

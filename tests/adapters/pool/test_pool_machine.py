@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from adapters.pool.source import AdapterLease, AdapterUnavailable
+from adapters.reference import AdapterRef
 from memory.block_table import BlockTable
-from tests.adapters.pools import PoolSetup, Ref, evict_one
+from tests.adapters.pools import PoolSetup, evict_one
 from tests.memory.holder import num_placements
 
 RANKS = [1, 4, 5, 12, 16, 30]
@@ -85,7 +86,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def acquire_what_is_missing(self) -> None:
         try:
-            self.setup.lease(Ref("f" * 64))
+            self.setup.lease(AdapterRef("f" * 64))
         except AdapterUnavailable as error:
             assert error.code == "adapter.store.missing"
 

@@ -15,7 +15,8 @@ from adapters.pool.source import (
     Loading,
     NoRoom,
 )
-from tests.adapters.pools import PoolSetup, Ref
+from adapters.reference import AdapterRef
+from tests.adapters.pools import PoolSetup
 from tests.workers.simulation import StubPool
 
 NUM_SLOTS = 2
@@ -27,13 +28,13 @@ class Source:
     """A source with room for two adapters, and adapters to request."""
 
     def __init__(
-        self, adapters: AdapterSource, refs: list[Ref], settle: Callable[[], None]
+        self, adapters: AdapterSource, refs: list[AdapterRef], settle: Callable[[], None]
     ) -> None:
         self.adapters = adapters
         self.refs = refs
         self.settle = settle
 
-    def lease(self, ref: Ref) -> AdapterLease:
+    def lease(self, ref: AdapterRef) -> AdapterLease:
         """Asks in each step, as a waiting sequence does."""
         for _ in range(8):
             self.adapters.begin_step(())
@@ -51,12 +52,14 @@ def pooled(folder: Path) -> Source:
 
 
 def fixed(_: Path) -> Source:
-    refs = [Ref(name) for name in "ab"]
+    refs = [AdapterRef(name) for name in "ab"]
     return Source(FixedAdapters({ref.digest: 8 for ref in refs}), refs, lambda: None)
 
 
 def stubbed(_: Path) -> Source:
-    return Source(StubPool(NUM_SLOTS, delay_steps=1), [Ref(name) for name in "abc"], lambda: None)
+    return Source(
+        StubPool(NUM_SLOTS, delay_steps=1), [AdapterRef(name) for name in "abc"], lambda: None
+    )
 
 
 @pytest.fixture(params=[pooled, fixed, stubbed])
@@ -106,5 +109,5 @@ def test_a_cancelled_load_may_be_requested_again(source: Source) -> None:
 def test_an_unknown_adapter_is_refused_by_name(tmp_path: Path) -> None:
     for source in (pooled(tmp_path), fixed(tmp_path)):
         with pytest.raises(AdapterUnavailable) as caught:
-            source.lease(Ref("f" * 64))
+            source.lease(AdapterRef("f" * 64))
         assert caught.value.code == "adapter.store.missing"

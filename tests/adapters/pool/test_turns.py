@@ -6,17 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from adapters.pool.source import (
-    AdapterLease,
-    AdapterRef,
-    AdapterTurn,
-    AdapterUse,
-    Loading,
-    NoRoom,
-)
+from adapters.pool.source import AdapterLease, AdapterTurn, AdapterUse, Loading, NoRoom
 from adapters.pool.turns import AdapterTurns
+from adapters.reference import AdapterRef
 from memory.accounts import NO_TENANT
-from tests.adapters.pools import Ref
 from workers.scheduling.policy import UNCHARGED
 
 PATIENCE_S = 4.0
@@ -53,7 +46,7 @@ class Device:
     def ask(self, adapter: str, charged: float = 0.0) -> AdapterLease | Loading | NoRoom:
         """Answers NoRoom if the adapter may be loaded, and Loading if it has to wait."""
         turn = AdapterTurn(NO_TENANT, Charged(charged), PATIENCE_S)
-        return self.turns.acquire(Ref(adapter), turn, lambda *_: NoRoom(self.missing_bytes))
+        return self.turns.acquire(AdapterRef(adapter), turn, lambda *_: NoRoom(self.missing_bytes))
 
     def may_load(self, adapter: str, charged: float = 0.0) -> bool:
         return isinstance(self.ask(adapter, charged), NoRoom)
@@ -62,7 +55,7 @@ class Device:
         """Asks for an adapter that is on the device."""
         lease = AdapterLease(0, 8, "", 0, None)
         turn = AdapterTurn(NO_TENANT, Charged(), PATIENCE_S)
-        return self.turns.acquire(Ref(adapter), turn, lambda *_: lease)
+        return self.turns.acquire(AdapterRef(adapter), turn, lambda *_: lease)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from adapters.reference import AdapterRef
 from gateway.catalog.catalog import Principal
 from gateway.catalog.view import CatalogView
 from gateway.dispatch.prompts import make_prompt
@@ -28,7 +29,7 @@ from tests.adapters.files import BASE
 from tools.source_tree import ROOT
 from workers.scheduling.sequence import Sequence
 from workers.wire.prefix_index import KEY_BYTES
-from workers.wire.protocol import AdapterRef, Generate, SamplingParams
+from workers.wire.protocol import Generate, SamplingParams
 
 NUM_REQUESTS = 100_000
 THEN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from adapters.reference import AdapterRef
 from gateway.dispatch.fleet import Fleet
 from gateway.dispatch.run import Work, version_needed
 from gateway.exceptions import NoWorker
@@ -19,7 +20,7 @@ from tests.scripted_worker import Reply, ScriptedWorker
 from workers.wire.client import WorkerClient
 from workers.wire.frames import OLDEST_VERSION, PROTOCOL_VERSION
 from workers.wire.prefix_index import Prefix, changed_pages
-from workers.wire.protocol import ALL_TOKENS, AdapterRef, Generate, SamplingParams
+from workers.wire.protocol import ALL_TOKENS, Generate, SamplingParams
 from workers.wire.status import AdapterStatus, ModelStatus, WorkerStatus
 
 MODEL = "m"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from adapters.reference import AdapterRef
 from tests.adapters.files import BASE
 from tests.gateway.live import GatewayPlane, Live, eventually
 from tests.outcome import End, Outcome, complete
@@ -23,7 +24,7 @@ from tests.proxy import FAULTS, TOWARDS, Proxy, Toward, Way
 from tests.scale import IS_FULL, scaled
 from tests.scripted_worker import Reply, ScriptedWorker
 from workers.wire.client import WorkerClient, WorkerFailed
-from workers.wire.protocol import AdapterRef, Generate
+from workers.wire.protocol import Generate
 from workers.wire.transport.base import Security
 
 pytestmark = pytest.mark.full

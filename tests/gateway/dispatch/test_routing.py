@@ -8,10 +8,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.reference import AdapterRef
 from gateway.dispatch.routing import ADAPTER_BYTES, best, predict, weigh
 from gateway.dispatch.run import Work
 from gateway.dispatch.standings import NUM_DRAWN, STALE_S, Report, Standing, Workers
-from workers.wire.protocol import AdapterRef, Generate, SamplingParams
+from workers.wire.protocol import Generate, SamplingParams
 from workers.wire.queue_wait import ASSUMED_ANSWER_TOKENS
 from workers.wire.status import AdapterStatus, ModelStatus, WorkerStatus
 

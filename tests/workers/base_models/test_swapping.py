@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from adapters.manifest import BaseModelShape
+from adapters.reference import AdapterRef
 from adapters.store.folder import LocalStore
 from memory.eviction.adapter_memory import UNIT_BYTES
 from ops.base import PackedLinear
@@ -44,7 +45,7 @@ from workers.process.errors import CannotServe
 from workers.process.model_builder import buffer_bytes
 from workers.wire import grammars
 from workers.wire.frames import Abort, Desired, DesiredModel
-from workers.wire.protocol import AdapterRef, ErrorCode, FinishReason, Generate, SamplingParams
+from workers.wire.protocol import ErrorCode, FinishReason, Generate, SamplingParams
 from workers.wire.status import ModelStatus, WorkerStatus, why_unsatisfiable
 
 pytestmark = pytest.mark.full

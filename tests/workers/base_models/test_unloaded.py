@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from adapters.reference import AdapterRef
 from tests.workers.no_models import make_loop
 from tests.workers.simulation import Simulation, generate
 from workers.process.server import Delivery
 from workers.verification.adapter_verifier import AdapterVerifier
 from workers.wire.frames import Probe, ProbeResult
-from workers.wire.protocol import AdapterRef, Failed
+from workers.wire.protocol import Failed
 from workers.wire.status import WorkerStatus
 
 

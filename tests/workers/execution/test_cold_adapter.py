@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from adapters.reference import AdapterRef
 from tests.adapters.pools import PoolSetup, SteppedExecutor
 from tests.workers.no_models import make_loop
 from tests.workers.simulation import generate
@@ -23,7 +24,7 @@ from workers.scheduling.constraint import Unconstrained
 from workers.verification.adapter_verifier import ModelInstance
 from workers.verification.effect_proof import EffectProof
 from workers.wire.frames import Abort, Prefetch, StepFrame
-from workers.wire.protocol import AdapterRef, ModelInfo
+from workers.wire.protocol import ModelInfo
 from workers.wire.request_check import RequestLimits
 from workers.wire.status import WorkerStatus
 

@@ -16,8 +16,9 @@ import pytest
 from adapters.pool.loads import Loads
 from adapters.pool.packed_image import AdapterImage
 from adapters.pool.pool import AdapterPool
-from adapters.pool.source import AdapterUnavailable, Signed
+from adapters.pool.source import AdapterUnavailable
 from adapters.pool.turns import MAX_ASKERS
+from adapters.reference import AdapterSignature
 from memory.eviction.copy_queue import Copy, CopyQueue
 from tests.adapters.pools import PoolSetup, SteppedExecutor
 from tests.workers.simulation import generate
@@ -46,7 +47,7 @@ class SlowStore:
         return digest in self.cached
 
     def fetch(
-        self, digest: str, proved: str, signed: Signed | None, *, keeps_file: bool
+        self, digest: str, proved: str, signed: AdapterSignature | None, *, keeps_file: bool
     ) -> AdapterImage:
         self.fetched.append(digest)
         return replace(self.image, digest=digest)

@@ -10,18 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapters.reference import AdapterRef
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
 from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
 from tests.workers.simulator import END, alone
-from workers.wire.protocol import (
-    AdapterRef,
-    ErrorCode,
-    FinishReason,
-    Generate,
-    SamplingParams,
-    TokenLogprobs,
-)
+from workers.wire.protocol import ErrorCode, FinishReason, Generate, SamplingParams, TokenLogprobs
 
 
 def resumed(request: Generate, generated: list[int]) -> Generate:

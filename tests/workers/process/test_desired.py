@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from adapters.reference import AdapterRef
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
 from workers.wire.frames import Desired, Pin
-from workers.wire.protocol import AdapterRef
 from workers.wire.status import AdapterStatus, WorkerStatus
 
 ADAPTERS = {name: {"rank": 4} for name in ("a", "b", "c")}

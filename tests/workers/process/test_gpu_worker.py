@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from adapters.manifest import BaseModelShape
+from adapters.reference import AdapterRef
 from adapters.store.folder import LocalStore
 from tests.doubles import write_adapter
 from tests.workers.device.checked_ops import WorkerOnDouble
@@ -25,7 +26,7 @@ from workers.models import read_spec
 from workers.models.checkpoint import expected_tensors
 from workers.process.build import Worker
 from workers.process.config import WorkerConfig
-from workers.wire.protocol import AdapterRef, FinishReason, Generate, SamplingParams
+from workers.wire.protocol import FinishReason, Generate, SamplingParams
 
 HAS_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from adapters.reference import AdapterRef
 from tests.adapters.pools import SteppedExecutor
 from tests.workers.no_models import make_loop
 from tests.workers.simulation import Simulation, generate
@@ -13,7 +14,7 @@ from tests.workers.simulator import VOCAB
 from workers.policies.queue_limits import QueueBounds
 from workers.process.server import Delivery, Disconnected
 from workers.wire.frames import Abort, Prefetch, StepFrame
-from workers.wire.protocol import AdapterRef, ErrorCode, Failed, FinishReason, Generate
+from workers.wire.protocol import ErrorCode, Failed, FinishReason, Generate
 
 
 @dataclass

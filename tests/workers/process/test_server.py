@@ -16,6 +16,7 @@ import httpx
 import msgspec
 import pytest
 
+from adapters.reference import AdapterRef
 from workers.process.health import HealthServer
 from workers.process.server import Command, Delivery, Disconnected, Drained, Server
 from workers.wire.frames import (
@@ -36,7 +37,6 @@ from workers.wire.frames import (
     own_hello,
 )
 from workers.wire.protocol import (
-    AdapterRef,
     ErrorCode,
     Failed,
     FinishReason,

@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from adapters.manifest import BaseModelShape
+from adapters.reference import AdapterRef
 from adapters.store.folder import LocalStore
 from loraplex.settings import load_settings
 from tests.doubles import make_adapter, make_model
@@ -23,14 +24,7 @@ from tests.workers.formed_worker import FormedConfig
 from workers.importer import import_model
 from workers.process.build import Worker
 from workers.process.config import WorkerConfig
-from workers.wire.protocol import (
-    AdapterRef,
-    ErrorCode,
-    FinishReason,
-    Generate,
-    OutputKind,
-    SamplingParams,
-)
+from workers.wire.protocol import ErrorCode, FinishReason, Generate, OutputKind, SamplingParams
 
 ADAPTERS: dict[str, dict[str, Any]] = {
     "r4": {"rank": 4},

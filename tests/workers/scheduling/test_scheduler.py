@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.pool import source
 from adapters.pool.source import AdapterLease, AdapterTurn, AdapterUse, Loading, NoRoom
+from adapters.reference import AdapterRef
 from tests.workers.no_models import make_loop
 from tests.workers.simulation import (
     Simulation,
@@ -45,7 +45,6 @@ from workers.scheduling.sequence import Sequence
 from workers.wire.frames import Abort
 from workers.wire.protocol import (
     ALL_TOKENS,
-    AdapterRef,
     ErrorCode,
     FinishReason,
     Generate,
@@ -224,7 +223,7 @@ class CrowdedPool(StubPool):
     is_refused = False
 
     def acquire(
-        self, ref: source.AdapterRef, turn: AdapterTurn | None = None
+        self, ref: AdapterRef, turn: AdapterTurn | None = None
     ) -> AdapterLease | Loading | NoRoom:
         if self.is_crowded or self.is_refused:
             self.is_refused = True
@@ -232,7 +231,7 @@ class CrowdedPool(StubPool):
             return NoRoom(1)
         return super().acquire(ref, turn)
 
-    def evict_all_idle(self, ref: source.AdapterRef) -> bool:
+    def evict_all_idle(self, ref: AdapterRef) -> bool:
         was_crowded, self.is_crowded = self.is_crowded, False
         return was_crowded
 

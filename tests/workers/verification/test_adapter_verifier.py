@@ -24,6 +24,7 @@ from adapters.pool.image import ImageCache
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.packed_image import AdapterImage, ImageTables
 from adapters.pool.source import AdapterLease, AdapterUnavailable
+from adapters.reference import AdapterRef
 from adapters.store.folder import LocalStore
 from tests.adapters.files import listed
 from tests.doubles import write_adapter
@@ -38,7 +39,7 @@ from workers.verification.adapter_verifier import MAX_QUEUED
 from workers.verification.effect_proof import NotProved
 from workers.verification.scoring import score_tokens
 from workers.wire.frames import Drain, Probe, Withdraw
-from workers.wire.protocol import AdapterRef, ErrorCode, FinishReason
+from workers.wire.protocol import ErrorCode, FinishReason
 
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "cpu"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from adapters.reference import AdapterRef
 from tests.handles import Handle
 from tests.proxy import Proxy, Way, everything
 from tests.scripted_worker import LAYOUT, Reply, Script, ScriptedWorker, proved
@@ -31,14 +32,7 @@ from workers.wire.frames import (
     Withdraw,
     own_hello,
 )
-from workers.wire.protocol import (
-    AdapterRef,
-    ErrorCode,
-    FinishReason,
-    Generate,
-    ModelInfo,
-    SamplingParams,
-)
+from workers.wire.protocol import ErrorCode, FinishReason, Generate, ModelInfo, SamplingParams
 from workers.wire.transport.base import ProtocolMismatch
 from workers.wire.transport.registry import listen
 from workers.wire.transport.stream import WorkerConnection

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import memory.prefix_cache
 import workers.wire.prefix_index
+from adapters.reference import AdapterRef
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
@@ -20,7 +21,7 @@ from tests.memory.holder import evict
 from workers.scheduling.sequence import Sequence
 from workers.wire.frames import CachedPages
 from workers.wire.prefix_index import KEY_BYTES, Prefix, PrefixIndex, changed_pages
-from workers.wire.protocol import AdapterRef, Generate, SamplingParams
+from workers.wire.protocol import Generate, SamplingParams
 
 LAYOUT = "cpu:float32"
 PARAMS = SamplingParams(max_tokens=1, seed=0)

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from adapters.reference import AdapterRef
 from workers.wire.frames import MAX_FRAME_BYTES, PROTOCOL_VERSION, Abort, Hello, Prefetch, StepFrame
-from workers.wire.protocol import AdapterRef, Generate, SamplingParams, SequenceOutput
+from workers.wire.protocol import Generate, SamplingParams, SequenceOutput
 from workers.wire.transport.base import (
     ConnectionLost,
     FrameTooLarge,
