@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -262,10 +262,9 @@ class Cases:
         model = ShapedModel(self.ops, replace(self.sizes.shape, vocab=1), self.sizes.dtype, 1)
         for num_rows, count, ranks in self.sizes.lora:
             lora = model.assign(model.adapters(count, ranks), num_rows, count)
-            exact = cache(partial(rank_major, lora, self.sizes.shape))
             for linear, fused in self.sizes.shape.fused_linears.items():
                 name = f"{linear}, {num_rows} rows, {count} adapters of ranks {list(ranks)}"
-                yield self._add_lora(name, fused, num_rows + 3, lora, exact)
+                yield self._add_lora(name, fused, num_rows + 3, lora, lora)
 
     def _add_lora(
         self,
@@ -273,7 +272,7 @@ class Cases:
         fused: FusedLinear,
         num_rows: int,
         lora: LoRABatch,
-        exact: Callable[[], LoRABatch],
+        exact: LoRABatch,
     ) -> Case:
         x, y = self._random(num_rows, fused.in_features), self._random(num_rows, sum(fused.widths))
         # Scaled to the size of the added values, so that an error in either part is visible.
@@ -286,7 +285,7 @@ class Cases:
         return self._case(
             name,
             lambda: add(self.ops, y.clone(), x, lora),
-            lambda: add(self.reference, y.float(), x.float(), exact()),
+            lambda: add(self.reference, y.float(), x.float(), exact),
         )
 
     def sampling(self) -> Iterator[Case]:
@@ -328,14 +327,13 @@ class Cases:
         yield self._attend("attention", heads, step, memory=memory)
         model = ShapedModel(self.ops, replace(sizes.shape, vocab=1), sizes.dtype, 1)
         near = model.assign(model.adapters(2, (4,)), sizes.num_rows, 2)
-        exact = partial(rank_major, near, sizes.shape)
         first = (memory.nbytes - near.arena.nbytes) // 64 * 64
         memory[first : first + near.arena.nbytes] = near.arena
         tables = near.tables
         moved = AdapterTables(tables.a_offset + first, tables.b_offset + first, tables.rank)
         lora = replace(near, arena=memory, tables=moved)
         fused = sizes.shape.fused_linears["gate_up"]
-        yield self._add_lora("add_lora", fused, sizes.num_rows, lora, exact)
+        yield self._add_lora("add_lora", fused, sizes.num_rows, lora, near)
 
     def layers(self) -> Iterator[Case]:
         """Yields cases of a whole decode step with adapters. The first compares it with the
@@ -353,7 +351,7 @@ class Cases:
         yield self._case(
             "forward",
             lambda: (model.forward(batch),),
-            lambda: (exact_model.forward(replace(batch, lora=rank_major(lora, sizes.shape))),),
+            lambda: (exact_model.forward(batch),),
         )._replace(max_error=4 * MAX_ERRORS[sizes.dtype])
         replay = self.ops.capture(partial(model.forward, batch))
         ids.copy_(ids.flip(0))
@@ -450,18 +448,3 @@ def written(kv: KVCacheView, batch: AttentionBatch) -> Tensor:
     lane = torch.arange(layout.head_dim, device=first.device)
     at = first[:, None, None] + head[:, None] * (PAGE_TOKENS * layout.head_dim) + lane
     return kv.arena.view(layout.dtype)[at].unflatten(1, (2, layout.num_kv_heads))
-
-
-def rank_major(lora: LoRABatch, shape: Shape) -> LoRABatch:
-    """Returns the batch with every B factor as [rank, N], the layout that the reference reads."""
-    arena, itemsize = lora.arena.clone(), lora.dtype.itemsize
-    offsets, ranks = lora.tables.b_offset.tolist(), lora.tables.rank.tolist()
-    for slot in range(len(ranks)):
-        for layer in range(shape.layers):
-            for fused in shape.fused_linears.values():
-                for projection, width in zip(fused.projections, fused.widths, strict=True):
-                    rank, begin = ranks[slot][layer][projection], offsets[slot][layer][projection]
-                    span = slice(begin, begin + rank * width * itemsize)
-                    factor = lora.arena[span].view(lora.dtype).view(width, rank)
-                    arena[span] = factor.T.contiguous().view(-1).view(torch.uint8)
-    return replace(lora, arena=arena)

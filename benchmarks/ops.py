@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,17 +21,23 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.shaped_model import SMOLLM2, ShapedModel
 from memory.page_key import pages_of
 from ops.base import (
+    AdaptedLinear,
     AdapterTables,
     AttentionBatch,
+    ForwardBatch,
     FusedLinear,
     KVCacheView,
     KVLayout,
     LayerAttention,
+    LayerWeights,
     LoRABatch,
+    Norm,
     Ops,
     PackedLinear,
+    StacksLayers,
 )
 from ops.block_matrix import BlockMatrix
 from ops.registry import select
@@ -45,6 +51,8 @@ FUSED_LINEARS = (
     FusedLinear((4, 5), (INNER, INNER), HIDDEN),
     FusedLinear((6,), (HIDDEN,), INNER),
 )
+CONTEXT = 64
+RANKS = (8, 8, 16, 16, 32, 32, 64, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +174,15 @@ def attention_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
 
 def lora_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
     """Yields rows for the LoRA of a whole step, with all four linears of all layers."""
-    ranks = (8, 8, 16, 16, 32, 32, 64, 64)
     cases = {
-        "E, 8 rows": (ranks, [1] * 8),
-        "E, 32 rows": (ranks, [4] * 8),
+        "E, 8 rows": (RANKS, [1] * 8),
+        "E, 32 rows": (RANKS, [4] * 8),
         "T, 32 rows": ((16,) * 8 + (8,) * 16 + (32,) * 4 + (64,) * 4, [1] * 32),
         "rank 16, 512 rows": ((16,), [512]),
         "rank 64, 512 rows": ((64,), [512]),
     }
     for name, (slot_ranks, rows) in cases.items():
-        lora, num_bytes = make_lora(slot_ranks, rows, dtype)
+        lora, num_bytes = make_lora(ops, slot_ranks, rows, dtype)
         total = sum(rows)
         inputs = {fused: torch.randn(total, fused.in_features) for fused in FUSED_LINEARS}
         outputs = {fused: torch.zeros(total, sum(fused.widths)) for fused in FUSED_LINEARS}
@@ -194,7 +201,10 @@ def lora_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
         yield Row(f"add_lora {name}, a step", run, 1, num_bytes, work * LAYERS, {})
 
 
-def make_lora(ranks: tuple[int, ...], rows: list[int], dtype: torch.dtype) -> tuple[LoRABatch, int]:
+def make_lora(
+    ops: Ops, ranks: tuple[int, ...], rows: list[int], dtype: torch.dtype
+) -> tuple[LoRABatch, int]:
+    """Returns a step with an adapter of each rank, and the bytes of the adapters."""
     shape = (len(ranks), LAYERS, 7)
     a_offset, b_offset = (
         torch.zeros(shape, dtype=torch.int64),
@@ -206,9 +216,12 @@ def make_lora(ranks: tuple[int, ...], rows: list[int], dtype: torch.dtype) -> tu
         for layer in range(LAYERS):
             for fused in FUSED_LINEARS:
                 for projection, width in zip(fused.projections, fused.widths, strict=True):
-                    a_offset[slot, layer, projection] = at
-                    b_offset[slot, layer, projection] = at + r * fused.in_features * dtype.itemsize
-                    at += r * (fused.in_features + width) * dtype.itemsize
+                    for offset, shape in (
+                        (a_offset, (r, fused.in_features)),
+                        (b_offset, (width, r)),
+                    ):
+                        offset[slot, layer, projection] = at
+                        at += ops.factor_layout.num_bytes(*shape, dtype)
     starts = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32)
     slots = torch.arange(len(ranks), dtype=torch.int32)
     arena = torch.zeros(at, dtype=torch.uint8)
@@ -281,6 +294,46 @@ def packed_copies(
     return [ops.pack_linear(BlockMatrix(format, blocks)) for _ in range(count)], blocks.nbytes
 
 
+def show_adapters(ops: Ops, dtype: torch.dtype, bandwidth: float, seconds: float = 5.0) -> None:
+    """Prints the time that eight adapters add to the layers of a step, measured in turns with the
+    layers alone, and its ratio to the time in which the adapters' bytes can be read."""
+    assert isinstance(ops, StacksLayers)
+    model = ShapedModel(ops, SMOLLM2, dtype, CONTEXT)
+    stack = ops.bind_layers([layer_weights(model, layer) for layer in range(LAYERS)])
+    adapters = model.adapters(len(RANKS), RANKS)
+    read = adapters.arena.nbytes / bandwidth
+    table = Table(title=f"layers of a step with adapters of ranks {', '.join(map(str, RANKS))}")
+    for column in ("rows", "base ms", "added ms", "bytes ms", "added / bytes", "share of base"):
+        table.add_column(column, justify="right")
+    for rows in (8, 32, 512):
+        attention, kv = model.cache(min(rows, 32), CONTEXT)(max(rows // 32, 1), CONTEXT)
+        x, ids = torch.randn(rows, HIDDEN), torch.zeros(rows, dtype=torch.int32)
+        alone = ForwardBatch(ids, attention, kv, None)
+        batches = alone, replace(alone, lora=model.assign(adapters, rows, len(RANKS)))
+        times: list[list[float]] = [[], []]
+        end = time.perf_counter() + seconds
+        while len(times[1]) < 3 or time.perf_counter() < end:
+            for batch, of in zip(batches, times, strict=True):
+                begin = time.perf_counter()
+                stack.forward(x, x.clone(), batch)
+                of.append(time.perf_counter() - begin)
+        base, both = map(min, times)
+        shown = (1e3 * base, 1e3 * (both - base), 1e3 * read, (both - base) / read, base / both)
+        table.add_row(str(rows), *(f"{value:.2f}" for value in shown))
+    Console(width=120).print(table)
+
+
+def layer_weights(model: ShapedModel, layer: int) -> LayerWeights:
+    packed, norm = model.layers[layer], Norm(model.norm, 1e-5)
+    qkv, output, gate_up, down = (
+        AdaptedLinear(packed[name], fused) for name, fused in model.shape.fused_linears.items()
+    )
+    return LayerWeights(
+        *(layer, HEADS, qkv, output, gate_up, down, model.rope, None, DIM**-0.5, None, None),
+        *("silu", None, norm, None, norm),
+    )
+
+
 def show(rows: Iterator[Row], bandwidth: float, peak: float, title: str) -> None:
     table = Table(title=title)
     table.add_column("op")
@@ -321,6 +374,8 @@ def main() -> None:
         "other": lambda: other_rows(ops),
         "step": lambda: step_rows(ops, dtype),
     }
+    if options.only in (None, "step"):
+        show_adapters(ops, dtype, bandwidth)
     for name, rows in groups.items():
         if options.only in (None, name):
             show(rows(), bandwidth, peak, f"{name}, {options.dtype}")

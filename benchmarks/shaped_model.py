@@ -67,6 +67,7 @@ class Shape:
         )
 
 
+SMOLLM2 = Shape("SmolLM2-135M", 30, 576, 9, 3, 64, 1536, 49152)
 LLAMA_8B = Shape("Llama-3-8B", 32, 4096, 32, 8, 128, 14336, 128256)
 TINY = Shape("tiny", 1, 32, 2, 1, 16, 48, 100, qk_norm=True)
 
@@ -208,10 +209,10 @@ class ShapedModel:
     def adapters(self, count: int, ranks: tuple[int, ...]) -> LoRABatch:
         """Returns a LoRA batch of `count` adapters on all projections of the layers, whose ranks
         repeat `ranks`. No rows are assigned to them yet; call `assign` for that."""
-        shape, itemsize = self.shape, self.dtype.itemsize
-        size = (count, shape.layers + 1, 7)
-        a, b = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
-        rank = torch.zeros(size, dtype=torch.int32)
+        shape, layout = self.shape, self.ops.factor_layout
+        entries = (count, shape.layers + 1, 7)
+        a, b = torch.zeros(entries, dtype=torch.int64), torch.zeros(entries, dtype=torch.int64)
+        rank = torch.zeros(entries, dtype=torch.int32)
         at = 0
         for slot in range(count):
             r = ranks[slot % len(ranks)]
@@ -219,9 +220,9 @@ class ShapedModel:
             for layer in range(shape.layers):
                 for fused in shape.fused_linears.values():
                     for projection, width in zip(fused.projections, fused.widths, strict=True):
-                        for offset, columns in ((a, fused.in_features), (b, width)):
+                        for offset, size in ((a, (r, fused.in_features)), (b, (width, r))):
                             offset[slot, layer, projection] = at
-                            at += -(-r * columns * itemsize // 64) * 64
+                            at += -(-layout.num_bytes(*size, self.dtype) // 64) * 64
         device = self.ops.device
         arena = torch.empty(at, dtype=torch.uint8, device=device)
         arena.view(self.dtype).normal_(0, 0.02)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ops.block_matrix import Weight
 from ops.commands import TableRows
+from ops.factor_layout import FactorLayout
 
 PAGE_TOKENS = 16
 """Number of tokens in a KV page, the same on every backend."""
@@ -154,9 +155,9 @@ class AdapterTables:
 
     L is the number of layers, and P that of a layer's projections that adapters may touch.
 
-    a_offset int64 [slots, L + 1, P]  byte offset of A in the arena. A is [rank, K], K contiguous;
-                                      of the embedding [V, rank], rank contiguous
-    b_offset int64 [slots, L + 1, P]  byte offset of B, scaled and in the backend's layout
+    a_offset int64 [slots, L + 1, P]  byte offset of A in the arena, in the backend's
+                                      `factor_layout`; of the embedding [V, rank], rank contiguous
+    b_offset int64 [slots, L + 1, P]  byte offset of scaled B in the backend's `factor_layout`
     rank     int32 [slots, L + 1, P]  0 = the adapter does not touch this projection (offsets
                                       undefined)
 
@@ -401,8 +402,8 @@ class HostOps:
 class Compute(Protocol):
     """Arithmetic of a decoder layer on a backend."""
 
-    b_rank_major: bool
-    """Layout of B in the adapter image: True = [rank, N] (CPU), False = [N, rank] (GPU)."""
+    factor_layout: FactorLayout
+    """Layout of the factors A and B of adapters, in memory and in adapter images."""
     shares_tables: bool
     """Whether the output projection can read the embedding table in place, so that a model with
     tied embeddings stores it once."""
@@ -469,14 +470,14 @@ class Compute(Protocol):
         self, y: Tensor, x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch
     ) -> None:
         """Semantics: for every segment and every projection of the fused linear with rank > 0:
-        y[rows, columns] += (x[rows] A^T) B, partial sums in float32, y changed in place.
+        y[rows, columns] += (x[rows] A^T) B^T, partial sums in float32, y changed in place.
         Shape: x [T, K], y [T, sum(fused.widths)]. Rows outside the segments are untouched.
         """
         ...
 
     def add_embedding_lora(self, y: Tensor, ids: Tensor, lora: LoRABatch, scale: float) -> None:
         """Semantics: for every segment whose adapter has a rank > 0 for the embedding:
-        y[t] += A[ids[t]] B * scale, sums in float32, y changed in place.
+        y[t] += A[ids[t]] B^T * scale, sums in float32, y changed in place.
         Shape: ids int32 [T], y [T, K]. Rows outside the segments are untouched.
         """
         ...

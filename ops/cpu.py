@@ -29,6 +29,7 @@ from ops.base import (
 )
 from ops.block_matrix import Weight, join
 from ops.cpu_layers import NativeLayers
+from ops.factor_layout import PANELS, FactorLayout
 from ops.kernel_library import SAMPLING_POINTERS, Sampling, load
 from ops.panel_linear import PanelLinear
 from ops.processor import Processor
@@ -49,7 +50,7 @@ class CpuOps(HostOps):
 
     name = "cpu"
     device = torch.device("cpu")
-    b_rank_major = True
+    factor_layout: FactorLayout = PANELS
     keeps_blocks = True
     head_dims = range(PAGE_TOKENS, 256 + 1, PAGE_TOKENS)
 

@@ -38,6 +38,7 @@ from ops.base import (
     StreamName,
 )
 from ops.block_matrix import Weight, densify
+from ops.factor_layout import ROWS
 from ops.plain_linear import PlainLinear
 
 
@@ -66,7 +67,7 @@ class CudaOps:
     """
 
     name = "cuda"
-    b_rank_major = False
+    factor_layout = ROWS
     shares_tables = True
     keeps_blocks = False
     head_dims = EVEN

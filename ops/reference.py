@@ -21,6 +21,7 @@ from ops.base import (
     SamplingBatch,
 )
 from ops.block_matrix import Weight, densify
+from ops.factor_layout import ROWS
 from ops.plain_linear import PlainLinear
 
 MASK = 0xFFFFFFFF
@@ -30,7 +31,7 @@ class ReferenceOps(HostOps):
     """Ops in float32 torch. In a page, K and V both are `[G][PAGE_TOKENS][D]`."""
 
     name = "reference"
-    b_rank_major = True
+    factor_layout = ROWS
 
     def __init__(self, device: torch.device | None = None) -> None:
         """device: device of the tensors, by default the CPU. Another device is used to check the
@@ -129,8 +130,8 @@ class ReferenceOps(HostOps):
                     a_offset = int(tables.a_offset[slot, layer, projection])
                     b_offset = int(tables.b_offset[slot, layer, projection])
                     a = _matrix(lora.arena, a_offset, rank, fused.in_features, lora.dtype)
-                    b = _matrix(lora.arena, b_offset, rank, width, lora.dtype)
-                    y[rows, column : column + width] += x[rows] @ a.T @ b
+                    b = _matrix(lora.arena, b_offset, width, rank, lora.dtype)
+                    y[rows, column : column + width] += x[rows] @ a.T @ b.T
                 column += width
 
     def add_embedding_lora(self, y: Tensor, ids: Tensor, lora: LoRABatch, scale: float) -> None:
@@ -142,8 +143,8 @@ class ReferenceOps(HostOps):
                 a_offset = int(tables.a_offset[entry]) + int(ids[row]) * rank * lora.dtype.itemsize
                 b_offset = int(tables.b_offset[entry])
                 a = _matrix(lora.arena, a_offset, 1, rank, lora.dtype)
-                b = _matrix(lora.arena, b_offset, rank, y.shape[1], lora.dtype)
-                y[row] += (a @ b)[0] * scale
+                b = _matrix(lora.arena, b_offset, y.shape[1], rank, lora.dtype)
+                y[row] += (a @ b.T)[0] * scale
 
     def row_products(self, x: Tensor, rows: Tensor) -> Tensor:
         return x @ rows.float().T

@@ -48,7 +48,7 @@ class AdapterLoader:
         self._slab = slab
         self._packing = Lock()
         """Held while an image is packed, which keeps one core busy."""
-        self.layout = ImageLayout(base.num_layers, dtype, ops.b_rank_major, len(base.projections))
+        self.layout = ImageLayout(base.num_layers, dtype, ops.factor_layout, len(base.projections))
 
     def is_cached(self, digest: str) -> bool:
         return self._cache.has(self.layout.version, digest)

@@ -16,6 +16,7 @@ from adapters.format.validator import AdapterFiles, StoredAdapter, aligned, read
 from adapters.manifest import PROJECTIONS, BaseModelShape
 from adapters.pool.packed_image import ImageTables
 from ops.commands import TableRows
+from ops.factor_layout import FactorLayout
 
 CHUNK_BYTES = 16 << 20
 """Maximum bytes of rows that are read at a time, counted as float32."""
@@ -29,14 +30,14 @@ class ImageLayout:
 
     num_layers: int
     dtype: torch.dtype
-    b_rank_major: bool
+    factors: FactorLayout
     num_projections: int = len(PROJECTIONS)
 
     @property
     def version(self) -> str:
         """Name of the layout in file names and headers."""
-        order = "rn" if self.b_rank_major else "nr"
-        return f"2-{self.num_layers}x{self.num_projections}-{str(self.dtype)[6:]}-{order}"
+        size = f"{self.num_layers}x{self.num_projections}"
+        return f"2-{size}-{str(self.dtype)[6:]}-{self.factors.name}"
 
 
 def pack(
@@ -58,7 +59,7 @@ def pack(
             at = (module.layer, module.projection)
             factors = read_factors(file, start, module, base)
             name = base.modules(module.layer)[module.projection]
-            a, b = packed_factors(name, *factors, b_rank_major=layout.b_rank_major)
+            a, b = packed_factors(name, *factors, layout.factors, layout.dtype)
             _place(image, int(tables.a_offset[at]), a, layout.dtype)
             _place(image, int(tables.b_offset[at]), b, layout.dtype)
         for bound in adapter.rows:
@@ -86,12 +87,12 @@ def _place_rows(
 
 
 def packed_factors(
-    module: str, a: Tensor, b: Tensor, *, b_rank_major: bool
+    module: str, a: Tensor, b: Tensor, layout: FactorLayout, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Returns the factors A [rank, K] and B [N, rank] in the form that ops read. A of the embedding
-    is transposed to [K, rank], so that a token's row is contiguous. B is transposed to [rank, N] if
-    `b_rank_major`."""
-    return a.T if module == "embed_tokens" else a, b.T if b_rank_major else b
+    is only transposed to [K, rank], so that a token's row is contiguous."""
+    a = a.T.to(dtype) if module == "embed_tokens" else layout.pack(a, dtype)
+    return a, layout.pack(b, dtype)
 
 
 def _lay_out(
@@ -103,26 +104,25 @@ def _lay_out(
         at = (module.layer, module.projection)
         tables.rank[at] = module.rank
         widths = base.projection_shape(module.layer, base.modules(module.layer)[module.projection])
-        for offsets, width in zip((tables.a_offset, tables.b_offset), widths, strict=True):
+        shapes = (module.rank, widths[0]), (widths[1], module.rank)
+        for offsets, shape in zip((tables.a_offset, tables.b_offset), shapes, strict=True):
             offsets[at] = end
-            end = aligned(end + width * module.rank * layout.dtype.itemsize)
+            end = aligned(end + layout.factors.num_bytes(*shape, layout.dtype))
     places: dict[str, int] = {}
     for bound in adapter.rows:
         ids, end = end, aligned(end + bound.count * torch.int32.itemsize)
         if bound.name not in places:
             places[bound.name] = end
             end = aligned(end + bound.count * base.hidden_size * layout.dtype.itemsize)
-        tables.replaced[bound.module] = TableRows(
-            bound.count, base.hidden_size, ids, places[bound.name]
-        )
+        rows = places[bound.name]
+        tables.replaced[bound.module] = TableRows(bound.count, base.hidden_size, ids, rows)
     return tables, end
 
 
 def read_factors(
     file: BinaryIO, data_start: int, module: BoundModule, base: BaseModelShape
 ) -> tuple[Tensor, Tensor]:
-    """Reads A [rank, in] and B [out, rank] as float32, where B is scaled and has its rows in
-    canonical order."""
+    """Reads A [rank, in] and scaled B [out, rank], in canonical order of its rows, as float32."""
     name = base.modules(module.layer)[module.projection]
     _, num_rows = base.projection_shape(module.layer, name)
     b = _read_tensor(file, data_start, module.b)[module.first_row : module.first_row + num_rows]

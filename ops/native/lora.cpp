@@ -1,205 +1,128 @@
-// Computes y += (x A^T) B for every segment and projection of one fused linear, as Punica's SGMV does.
+// Computes y += (x A^T) B^T for every segment and projection of one fused linear, as Punica's SGMV does.
 //
-// A is [rank, K], B [rank, N]. Shrink computes each (row, rank) as a dot product over K in LANES partial
-// sums. Expand computes each element of y as one chain of multiply-adds over the ranks. Neither order
-// depends on the other rows, the other segments or the threads.
+// Factors are packed in panels, see factors.h. Each (row, rank) of x A^T and each element that is added
+// to y is a few sums over the words of a factor, whose number depends on the factor alone. They depend
+// neither on the other rows nor on the other segments or the threads. If the processor can multiply
+// pairs of bfloat16, x and x A^T are rounded to bfloat16, as a linear's input is.
+#include "factors.h"
 #include "kernels.h"
-#include "lora_items.h"
-#include "vector.h"
 
 using namespace lora;
 
 namespace {
 
-constexpr int SHRINK_ROWS = LANES == 16 ? 8 : 4;
-constexpr int EXPAND_ROWS = LANES == 16 ? 8 : 4;
-constexpr int ROW_BLOCK = 32;     // rows per item, for which A and B are read once
-constexpr int RANK_BLOCK = 16;    // ranks of a shrink item
-constexpr int DEPTH_BLOCK = 768;  // k of a shrink at a time, so that SHRINK_ROWS rows of x stay in L1
-constexpr int FEW_ROWS = 8;
-constexpr int LINE = 64;          // bytes of a cache line
-constexpr int RANKS_AHEAD = 8;    // rows of B to prefetch, because they are too short for the hardware
+template <int N>
+using Int = std::integral_constant<int, N>;
 
-// Number of vectors of A or B in a tile of M rows. It is chosen so that the sums stay in registers:
-// AVX-512 has 32 vector registers, other instruction sets have 16.
-constexpr int tile_width(int M) { return M < SHRINK_ROWS ? 4 : LANES == 16 ? 3 : 2; }
+constexpr int VECTORS = PANEL_ROWS / LANES;  // vectors in one word of a panel
+constexpr int WIDE = LANES == 16 ? 2 : 1;    // panels that are multiplied together
 
-template <int M, int R, class T>
-void dot_tile(const float* x, int64_t depth, const T* a, int64_t begin, int64_t end, float* hidden,
-              int64_t rank) {
-    F acc[M][R] = {};
-    int64_t k = begin;
-    for (; k + LANES <= end; k += LANES) {
-        F row[R];
-        const char* next = (const char*)(a + R * depth + R * k);
-#pragma GCC unroll 16
-        for (size_t at = 0; at < R * LANES * sizeof(T); at += LINE) __builtin_prefetch(next + at);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++) row[r] = load(a + r * depth + k);
-#pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-            const F value = load(x + m * depth + k);
-#pragma GCC unroll 16
-            for (int r = 0; r < R; r++) acc[m][r] = fma(value, row[r], acc[m][r]);
-        }
-    }
-    // NOTE: this loop is unrolled because the sums above would otherwise be kept in memory.
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            float* out = hidden + m * rank + r;
-            *out = (begin ? *out : 0.0f) + sum(acc[m][r]);
-        }
-    for (; k < end; k++)
-        for (int m = 0; m < M; m++)
-            for (int r = 0; r < R; r++)
-                hidden[m * rank + r] += x[m * depth + k] * widen(a[r * depth + k]);
-}
-
-template <int M, class T>
-void dot_rows(const float* x, int64_t depth, const T* a, int64_t begin, int64_t end, int64_t ranks,
-              float* hidden, int64_t rank) {
-    constexpr int R = tile_width(M);
-    int64_t r = 0;
-    for (; r + R <= ranks; r += R)
-        dot_tile<M, R>(x, depth, a + r * depth, begin, end, hidden + r, rank);
-    for (; r < ranks; r++)
-        dot_tile<M, 1>(x, depth, a + r * depth, begin, end, hidden + r, rank);
-}
-
+// Loads the first `count` words of a vector, which may be none or more than all, and zeros.
 template <class T>
-void shrink(const Item& item, const float* x, int64_t depth) {
-    const Part& part = *item.part;
-    const T* a = (const T*)part.a + item.begin * depth;
-    const int64_t ranks = item.end - item.begin;
-    const int64_t blocks = ceil_div(depth, DEPTH_BLOCK);
-    const int64_t block = ceil_div(ceil_div(depth, blocks), 16) * 16;
-    int64_t row = item.row;
-    const auto run = [&](auto count) {
-        constexpr int M = decltype(count)::value;
-        for (; row + M <= item.row + item.rows; row += M)
-            for (int64_t k = 0; k < depth; k += block)
-                dot_rows<M>(x + (part.first + row) * depth, depth, a, k,
-                            std::min(k + block, depth), ranks,
-                            part.hidden + row * part.rank + item.begin, part.rank);
+inline auto load_first(const T* p, int64_t count) {
+    typedef decltype(load(p)) V;
+#if defined(VECTOR_AVX512)
+    const __mmask16 mask = count >= LANES ? 0xffff : (1u << count) - 1;
+    return (V)_mm512_maskz_loadu_epi32(mask, p);
+#elif defined(VECTOR_AVX2)
+    const __m256i mask = (__m256i)(lane_ids() < splat((int32_t)count));
+    return (V)_mm256_maskload_epi32((const int*)p, mask);
+#else
+    V out = {};
+    for (int i = 0; i < LANES && i < count; i++) out[i] = p[i];
+    return out;
+#endif
+}
+
+inline F multiply_add(F sum, const float* x, F w) { return fma(splat(*x), w, sum); }
+inline F multiply_add(F sum, const float* x, U w) {
+    sum = fma(splat(x[0]), (F)(w << 16), sum);
+    return fma(splat(x[1]), (F)(w & 0xffff0000u), sum);
+}
+#ifdef PAIR_DOT
+inline F multiply_add(F sum, const uint32_t* x, U w) {
+    return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)splat(*x), (__m512bh)w);
+}
+#endif
+
+// Multiplies M rows of x by P panels side by side. A sum consists of C chains, of which chain i has the
+// words i, i + C, .... If not WHOLE, the panel has fewer than PANEL_ROWS rows, `width`.
+template <int M, int P, int C, int WHOLE, class X, class W>
+void multiply(const X* x, int64_t stride, const W* w, int64_t words, int64_t width, float* sums) {
+    constexpr int PER_WORD = std::is_same_v<X, W> ? 1 : 2;  // X in a word of a factor
+    if (WHOLE) width = PANEL_ROWS;
+    F chains[C][M][P][VECTORS] = {};
+    const auto step = [&](int64_t word, F(&chain)[M][P][VECTORS]) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) {
+                const W* from = w + word * width + p * words * PANEL_ROWS + v * LANES;
+                const auto column = WHOLE ? load(from) : load_first(from, width - v * LANES);
+                __builtin_prefetch((const char*)from + AHEAD);
+#pragma GCC unroll 4
+                for (int m = 0; m < M; m++)
+                    chain[m][p][v] =
+                        multiply_add(chain[m][p][v], x + m * stride + word * PER_WORD, column);
+            }
     };
-    run(std::integral_constant<int, SHRINK_ROWS>{});
-    run(std::integral_constant<int, 4>{});
-    run(std::integral_constant<int, 2>{});
-    run(std::integral_constant<int, 1>{});
-}
-
-// Adds the products of all ranks to a tile of y, which stays in registers. Each element is summed in
-// the same order as by add_ranks.
-template <int M, int V, class T>
-void add_all_ranks(const float* hidden, int64_t rank, const T* b, int64_t width, float* y,
-                   int64_t stride) {
-    F acc[M][V];
-#pragma GCC unroll 8
+    int64_t word = 0;
+    for (; word + C <= words; word += C)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) step(word + c, chains[c]);
+    for (; word < words; word++) step(word, chains[0]);
+#pragma GCC unroll 4
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) acc[m][v] = load(y + m * stride + v * LANES);
-    for (int64_t r = 0; r < rank; r++) {
-        F row[V];
+        for (int i = 0; i < P * VECTORS; i++) {
+            F sum = chains[0][m][i / VECTORS][i % VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) row[v] = load(b + r * width + v * LANES);
-        const char* next = (const char*)(b + (r + RANKS_AHEAD) * width);
-#pragma GCC unroll 4
-        for (size_t at = 0; at < V * LANES * sizeof(T); at += LINE) __builtin_prefetch(next + at);
-#pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-            const F h = splat(hidden[m * rank + r]);
-#pragma GCC unroll 4
-            for (int v = 0; v < V; v++) acc[m][v] = fma(h, row[v], acc[m][v]);
+            for (int c = 1; c < C; c++) sum += chains[c][m][i / VECTORS][i % VECTORS];
+            store(sums + m * MAX_SUMS + i * LANES, sum);
         }
+}
+
+// Product with vector instructions, for rows of words XWord and factors of words WWord.
+template <class XWord, class WWord>
+struct VectorProduct {
+    typedef XWord X;
+    typedef WWord W;
+    typedef std::conditional_t<std::is_same_v<X, float>, float, bf16> Element;
+    static constexpr int64_t ROWS = 32;
+
+    int64_t operator()(int64_t rows, const X* x, int64_t stride, const W* factor, int64_t depth,
+                       int64_t first, int64_t end, float* sums) {
+        const int64_t words = row_words(factor, depth);
+        const auto run = [&](auto panels, auto chains, auto is_whole, int64_t width) {
+            int64_t row = 0;
+            const auto run_rows = [&](auto count) {
+                for (; row + count <= rows; row += count)
+                    multiply<count, panels, chains, is_whole>(x + row * stride, stride,
+                                                              factor + first * words, words, width,
+                                                              sums + row * MAX_SUMS);
+            };
+            run_rows(Int<4>{}), run_rows(Int<2>{}), run_rows(Int<1>{});
+            return width;
+        };
+        if (end - first >= WIDE * PANEL_ROWS)
+            return run(Int<WIDE>{}, Int<WIDE>{}, Int<true>{}, WIDE * PANEL_ROWS);
+        if (end - first >= PANEL_ROWS)
+            return run(Int<1>{}, Int<WIDE * WIDE>{}, Int<true>{}, PANEL_ROWS);
+        return run(Int<1>{}, Int<WIDE * WIDE>{}, Int<false>{}, end - first);
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v++) store(y + m * stride + v * LANES, acc[m][v]);
-}
+};
 
-// Computes y[m][0..columns) += hidden[m][0..R) · B[0..R)[0..columns) for R ranks at a time. Used for a
-// single row, and for columns that do not fill a tile.
-template <int M, int R, class T>
-void add_ranks(const float* hidden, int64_t rank, const T* b, int64_t width, int64_t columns,
-               float* y, int64_t stride) {
-    int64_t c = 0;
-    for (; c + LANES <= columns; c += LANES) {
-        F row[R];
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) row[r] = load(b + r * width + c);
-#pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-            F value = load(y + m * stride + c);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) value = fma(splat(hidden[m * rank + r]), row[r], value);
-            store(y + m * stride + c, value);
-        }
+// Computes y += (a B^T) * scale for one row. a: row of A [V, rank].
+template <class T, class W>
+void add_row(float* y, const T* a, const W* b, int64_t rank, int64_t width, float scale) {
+    static thread_local std::vector<float> scaled;
+    scaled.assign(row_words(b, rank) * sizeof(W) / sizeof(T), 0.0f);
+    for (int64_t r = 0; r < rank; r++) scaled[r] = widen(a[r]) * scale;
+    float sums[MAX_SUMS];
+    for (int64_t c = 0, count; c < width; c += count) {
+        count = VectorProduct<float, W>()(1, scaled.data(), 0, b, rank, c, width, sums);
+        for (int64_t i = 0; i < count; i++) y[c + i] += sums[i];
     }
-    for (; c < columns; c++)
-        for (int m = 0; m < M; m++)
-            for (int r = 0; r < R; r++)
-                y[m * stride + c] += hidden[m * rank + r] * widen(b[r * width + c]);
-}
-
-template <int M, class T>
-void expand_rows(const float* hidden, const Part& part, const T* b, int64_t columns, float* y,
-                 int64_t stride) {
-    constexpr int V = tile_width(M);
-    int64_t c = 0, r = 0;
-    if constexpr (M > 1)
-        for (; c + V * LANES <= columns; c += V * LANES)
-            add_all_ranks<M, V>(hidden, part.rank, b + c, part.width, y + c, stride);
-    if (c == columns) return;
-    for (; r + 4 <= part.rank; r += 4)
-        add_ranks<M, 4>(hidden + r, part.rank, b + r * part.width + c, part.width, columns - c,
-                        y + c, stride);
-    for (; r < part.rank; r++)
-        add_ranks<M, 1>(hidden + r, part.rank, b + r * part.width + c, part.width, columns - c,
-                        y + c, stride);
-}
-
-template <class T>
-void expand(const Item& item, float* y, int64_t stride) {
-    const Part& part = *item.part;
-    int64_t row = item.row;
-    const auto run = [&](auto count) {
-        constexpr int M = decltype(count)::value;
-        for (; row + M <= item.row + item.rows; row += M)
-            expand_rows<M>(part.hidden + row * part.rank, part, (const T*)part.b + item.begin,
-                           item.end - item.begin,
-                           y + (part.first + row) * stride + part.column + item.begin, stride);
-    };
-    run(std::integral_constant<int, EXPAND_ROWS>{});
-    run(std::integral_constant<int, 4>{});
-    run(std::integral_constant<int, 2>{});
-    run(std::integral_constant<int, 1>{});
-}
-
-inline void list_shrinks(const std::vector<Part>& parts, std::vector<Item>& items) {
-    list_items(parts, &Part::rank, ROW_BLOCK, [](const Part&) { return RANK_BLOCK; }, items);
-}
-
-template <class T>
-void run(Team& team, const std::vector<Part>& parts, const float* x, int64_t depth, float* y,
-         int64_t stride) {
-    static thread_local std::vector<Item> shrinks, expands;
-    list_whole_items(parts, ROW_BLOCK, shrinks);
-    // If there are enough items, a thread runs shrink and expand of an item without waiting for others.
-    if ((int64_t)shrinks.size() >= ITEMS_A_THREAD * team.threads)
-        return team.share(shrinks.size(), [&](int64_t i) {
-            Item item = shrinks[i];
-            shrink<T>(item, x, depth);
-            item.end = item.part->width;
-            expand<T>(item, y, stride);
-        });
-    list_shrinks(parts, shrinks);
-    list_items(parts, &Part::width, ROW_BLOCK,
-               [](const Part& part) { return part.rows < FEW_ROWS ? 1024 : 256; }, expands);
-    team.share(shrinks.size(), [&](int64_t i) { shrink<T>(shrinks[i], x, depth); });
-    team.share(expands.size(), [&](int64_t i) { expand<T>(expands[i], y, stride); });
 }
 
 }  // namespace
@@ -211,33 +134,30 @@ void add_lora(Team& team, float* y, const float* x, int64_t depth, const int32_t
               const int32_t* rank, const char* arena, int format) {
     static thread_local std::vector<Part> parts;
     parts.clear();
-    int64_t stride = 0, size = 0;
+    int64_t stride = 0;
     for (int64_t p = 0; p < num_projections; p++) stride += widths[p];
     for (int64_t n = 0; n < num_segments; n++) {
         const int64_t first = segment_start[n], rows = segment_start[n + 1] - first;
-        int64_t column = 0;
-        for (int64_t p = 0; p < num_projections; column += widths[p++]) {
+        for (int64_t p = 0, column = 0; p < num_projections; column += widths[p++]) {
             const int64_t i = segment_slot[n] * slot_entries + first_entry + projections[p];
             if (rows == 0 || rank[i] == 0) continue;
             parts.push_back({first, rows, rank[i], widths[p], column, arena + a_offset[i],
                              arena + b_offset[i], nullptr});
-            size += rows * rank[i];
         }
     }
     if (parts.empty()) return;
-#ifdef TILES
-    if (format == BF16) return add_lora_on_tiles(team, parts, x, depth, y, stride);
+    const Matrices at{x, y, depth, stride};
+    if (format == FP32) return run<VectorProduct<float, float>>(team, parts, at);
+#if defined(TILES)
+    add_lora_on_tiles(team, parts, at);
+#elif defined(PAIR_DOT)
+    run<VectorProduct<uint32_t, uint32_t>>(team, parts, at);
+#else
+    run<VectorProduct<float, uint32_t>>(team, parts, at);
 #endif
-    float* free_hidden = team.buffer<float>(HIDDEN, size);
-    for (Part& part : parts) {
-        part.hidden = free_hidden;
-        free_hidden += part.rows * part.rank;
-    }
-    format == BF16 ? run<bf16>(team, parts, x, depth, y, stride)
-                   : run<float>(team, parts, x, depth, y, stride);
 }
 
-// Semantics: y[rows of n, columns of p] += (x[rows of n] A^T) B for segment n and projection p, with A
+// Semantics: y[rows of n, columns of p] += (x[rows of n] A^T) B^T for segment n and projection p, with A
 // and B of the slot's entry first_entry + projections[p]. Does nothing where the rank is 0.
 // Shape: x float32 [*, depth], y float32 [*, sum of widths]; segment_start int32 [N + 1],
 // segment_slot int32 [N]; a_offset, b_offset int64 and rank int32 [slots, slot_entries].
@@ -252,22 +172,9 @@ EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* pro
     });
 }
 
-// Computes y += (a B) * scale for one row, one rank after the other.
-template <class T>
-static void add_row(float* y, const T* a, const T* b, int64_t rank, int64_t width, float scale) {
-    for (int64_t r = 0; r < rank; r++) {
-        const float h = widen(a[r]) * scale;
-        const T* row = b + r * width;
-        int64_t c = 0;
-        for (; c + LANES <= width; c += LANES)
-            store(y + c, fma(splat(h), load(row + c), load(y + c)));
-        for (; c < width; c++) y[c] += h * widen(row[c]);
-    }
-}
-
-// Semantics: y[row] += (A[ids[row]] B) * scale for the rows of each segment, with A and B of the slot's
-// `entry`. Does nothing where the rank is 0. Rows do not depend on each other.
-// Shape: y float32 [*, width], ids int32 [*]; A [V, rank], B [rank, width]; tables as in add_lora.
+// Semantics: y[row] += (A[ids[row]] B^T) * scale for the rows of each segment, with A and B of the
+// slot's `entry`. Does nothing where the rank is 0. Rows do not depend on each other.
+// Shape: y float32 [*, width], ids int32 [*]; A [V, rank], not in panels; tables as in add_lora.
 EXPORT void add_embedding_lora(float* y, const int32_t* ids, int64_t width, float scale,
                                int64_t entry, int64_t slot_entries,
                                const int32_t* segment_start, const int32_t* segment_slot,
@@ -278,31 +185,16 @@ EXPORT void add_embedding_lora(float* y, const int32_t* ids, int64_t width, floa
         const int64_t i = segment_slot[n] * slot_entries + entry;
         if (rank[i] == 0) continue;
         const int64_t first = segment_start[n], end = segment_start[n + 1];
+        const char *a = arena + a_offset[i], *b = arena + b_offset[i];
         in_team((end - first) * rank[i] * width, [&](Team& team) {
-            team.share(end - first, [&](int64_t index) {
-                const int64_t row = first + index;
-                const auto add = [&](auto type) {
-                    using T = decltype(type);
-                    const T* a = (const T*)(arena + a_offset[i]) + (int64_t)ids[row] * rank[i];
-                    add_row(y + row * width, a, (const T*)(arena + b_offset[i]), rank[i], width,
-                            scale);
-                };
-                format == BF16 ? add(bf16{}) : add(0.0f);
+            team.share(end - first, [&](int64_t row) {
+                const int64_t at = (int64_t)ids[first + row] * rank[i];
+                float* out = y + (first + row) * width;
+                if (format == BF16)
+                    add_row(out, (const bf16*)a + at, (const uint32_t*)b, rank[i], width, scale);
+                else
+                    add_row(out, (const float*)a + at, (const float*)b, rank[i], width, scale);
             });
         });
     }
-}
-
-// Semantics: y = x A^T. Each element is summed in the same order as in a shrink.
-// Shape: x float32 [rows, depth], A [count, depth] -> y float32 [rows, count].
-EXPORT void row_products(const float* x, int64_t rows, int64_t depth, const char* a, int64_t count,
-                         int format, float* y) {
-    const std::vector<Part> parts = {{0, rows, count, 0, 0, a, nullptr, y}};
-    std::vector<Item> items;
-    list_shrinks(parts, items);
-    in_team(rows * count * depth, [&](Team& team) {
-        team.share(items.size(), [&](int64_t i) {
-            format == BF16 ? shrink<bf16>(items[i], x, depth) : shrink<float>(items[i], x, depth);
-        });
-    });
 }

@@ -76,13 +76,16 @@ class Team {
             for (int64_t i = 0; i < items; i++) act(i);
             return;
         }
-        ranges[thread].set(ceil_div(items * thread, threads), ceil_div(items * (thread + 1), threads));
+        ranges[thread].set(first_of(items, thread), first_of(items, thread + 1));
         for (int offset = 0; offset < threads; offset++) {
             Range& range = ranges[(thread + offset) % threads];
             for (int64_t i; (i = range.take(offset == 0)) >= 0;) act(i);
         }
         wait();
     }
+
+    // Returns the first item of a thread's part in `share`.
+    int64_t first_of(int64_t items, int thread) const { return ceil_div(items * thread, threads); }
 
     // Returns the same memory for `count` elements in all threads.
     template <class T>

@@ -18,20 +18,25 @@
 constexpr int TILE = 16;
 constexpr int TILE_DEPTH = 2 * TILE;
 
+// `configure` sets the number of pairs and the number of columns of B and C, at first PAIRS and TILE.
+// The tiles are undefined afterwards.
 template <int PAIRS>
 class ScalarTiles {
   public:
+    void configure(int64_t pairs, int64_t columns) { num_pairs = pairs, num_columns = columns; }
+
     template <int T>
     void load(const void* at, int64_t stride) {
-        for (int r = 0; r < (T == 7 ? PAIRS : TILE); r++)
-            std::memcpy(tiles[T][r], (const char*)at + r * stride, T == 6 ? 4 * PAIRS : 4 * TILE);
+        for (int r = 0; r < (T == 7 ? num_pairs : TILE); r++)
+            std::memcpy(tiles[T][r], (const char*)at + r * stride,
+                        4 * (T == 6 ? num_pairs : num_columns));
     }
 
     template <int T>
     void store(void* at, int64_t stride) const {
         static_assert(T < 6);
         for (int r = 0; r < TILE; r++)
-            std::memcpy((char*)at + r * stride, tiles[T][r], sizeof tiles[T][r]);
+            std::memcpy((char*)at + r * stride, tiles[T][r], 4 * num_columns);
     }
 
     template <int C>
@@ -41,19 +46,20 @@ class ScalarTiles {
 
   private:
     uint32_t tiles[8][TILE][TILE];
+    int64_t num_pairs = PAIRS, num_columns = TILE;
 
     // NOTE: not inlined, because many callers would each get a copy of this code.
     __attribute__((noinline)) void multiply(uint32_t (&sums)[TILE][TILE]) {
         const auto &a = tiles[6], &b = tiles[7];
         float low[PAIRS][TILE], high[PAIRS][TILE];
-        for (int k = 0; k < PAIRS; k++)
+        for (int k = 0; k < num_pairs; k++)
             for (int n = 0; n < TILE; n++) {
                 low[k][n] = normal(b[k][n] << 16);
                 high[k][n] = normal(b[k][n] & 0xffff0000u);
             }
         for (int m = 0; m < TILE; m++) {
             float even[TILE] = {}, odd[TILE] = {};
-            for (int k = 0; k < PAIRS; k++) {
+            for (int k = 0; k < num_pairs; k++) {
                 const double first = normal(a[m][k] << 16);
                 const double second = normal(a[m][k] & 0xffff0000u);
                 for (int n = 0; n < TILE; n++) even[n] = rounded(first * low[k][n] + even[n]);
@@ -92,10 +98,19 @@ class ScalarTiles {
 template <int PAIRS>
 class AmxTiles {
   public:
-    AmxTiles() { asm volatile("ldtilecfg %0" : : "m"(CONFIGURATION)); }
+    AmxTiles() { configure(PAIRS, TILE); }
     ~AmxTiles() { asm volatile("tilerelease" : : : "memory"); }
     AmxTiles(const AmxTiles&) = delete;
     AmxTiles& operator=(const AmxTiles&) = delete;
+
+    void configure(int64_t pairs, int64_t columns) {
+        if (configuration.rows[7] == pairs && configuration.row_bytes[7] == 4 * columns) return;
+        for (int t = 0; t < 8; t++) {
+            configuration.row_bytes[t] = 4 * (t == 6 ? pairs : columns);
+            configuration.rows[t] = t == 7 ? pairs : TILE;
+        }
+        asm volatile("ldtilecfg %0" : : "m"(configuration));
+    }
 
     // NOTE: the compiler's intrinsics are not used. They take only literals, and the compiler may move
     // or remove stores to memory that a tile is loaded from.
@@ -120,8 +135,7 @@ class AmxTiles {
         uint16_t row_bytes[16];
         uint8_t rows[16];
     };
-    alignas(64) static constexpr Configuration CONFIGURATION = {
-        1, 0, {}, {64, 64, 64, 64, 64, 64, 4 * PAIRS, 64}, {16, 16, 16, 16, 16, 16, 16, PAIRS}};
+    alignas(64) Configuration configuration = {1, 0, {}, {}, {}};
     static_assert(sizeof(Configuration) == 64);
 };
 

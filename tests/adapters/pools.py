@@ -30,9 +30,11 @@ from memory.page_key import PAGE_TOKENS, PageHasher
 from memory.reuse import ReuseByKey
 from ops.base import PROJECTIONS, AdapterTables, FusedLinear, LoRABatch
 from ops.commands import Command, PendingCommands
+from ops.factor_layout import ROWS
 from ops.reference import ReferenceOps
 from tests.adapters.files import BASE, stage_adapter
 from tests.memory.holder import page_keys
+from tests.ops.packed_factor import read_factor
 from workers.execution.batch import ModelBuffers
 from workers.layers.segments import build_segments
 
@@ -308,14 +310,14 @@ class PoolSetup:
     def serves(self, slot: int, index: int) -> bool:
         """Whether the slot computes exactly what the files of adapter `index` say."""
         files = AdapterFiles.in_folder(self.store.adapter_folder(self.refs[index].digest))
-        tables, image = pack(files, BASE, ImageLayout(BASE.num_layers, torch.float32, True))
+        tables, image = pack(files, BASE, ImageLayout(BASE.num_layers, torch.float32, ROWS))
         at = (1, 6)
         rank = int(tables.rank[at])
         k, n = BASE.projection_shape(0, PROJECTIONS[at[1]])
 
-        def matrix(offset: int, columns: int) -> torch.Tensor:
-            raw = image[offset : offset + rank * columns * 4]
-            return raw.view(torch.float32).view(rank, columns)
+        def matrix(offset: int, rows: int, depth: int) -> torch.Tensor:
+            return read_factor(image[offset:].view(torch.float32), rows, depth, ROWS)
 
-        a, b = matrix(int(tables.a_offset[at]), k), matrix(int(tables.b_offset[at]), n)
-        return torch.allclose(self.delta(slot, *at), a.T @ b)
+        a = matrix(int(tables.a_offset[at]), rank, k)
+        b = matrix(int(tables.b_offset[at]), n, rank)
+        return torch.allclose(self.delta(slot, *at), a.T @ b.T)

@@ -70,7 +70,8 @@ class PagedModel:
             for projection, name in enumerate(shape.modules(layer)):
                 if (found := factors.read(layer, projection)) is None:
                     continue
-                a, b = packed_factors(name, *found, b_rank_major=self.ops.b_rank_major)
+                dtype = self.model.plan.kv_layout.dtype
+                a, b = packed_factors(name, *found, self.ops.factor_layout, dtype)
                 self.tables.a_offset[slot, layer, projection] = self._write(a)
                 self.tables.b_offset[slot, layer, projection] = self._write(b)
                 self.tables.rank[slot, layer, projection] = len(found[0])

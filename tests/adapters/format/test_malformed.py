@@ -21,6 +21,7 @@ from adapters.errors import AdapterRejected
 from adapters.format.validator import AdapterFiles, Limits
 from adapters.manifest import ModelLinear
 from adapters.pool.lora import ImageLayout, pack
+from ops.factor_layout import ROWS
 from tests.adapters.files import (
     BASE,
     CONFIG,
@@ -433,7 +434,7 @@ def test_a_resized_vocabulary_is_refused_with_both_numbers(tmp_path: Path) -> No
 
 def test_an_image_over_the_bound_is_refused_with_both_numbers(tmp_path: Path) -> None:
     files = write(tmp_path, CONFIG | BOTH, encode(*entries(factors() | TABLES)))
-    layout = ImageLayout(BASE.num_layers, torch.bfloat16, True)
+    layout = ImageLayout(BASE.num_layers, torch.bfloat16, ROWS)
     num_bytes = len(pack(listed(tmp_path), BASE, layout)[1])
     assert num_bytes > 2 * 320 * 64 * 2
     validate(files, BASE, Limits(max_image_bytes=num_bytes))

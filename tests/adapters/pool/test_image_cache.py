@@ -15,15 +15,20 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 from adapters.format.validator import IMAGE_ALIGNMENT
+from adapters.manifest import PROJECTIONS
 from adapters.pool.image import MAGIC, ImageCache
 from adapters.pool.loader import AdapterLoader
 from adapters.pool.packed_image import AdapterImage
 from adapters.pool.source import AdapterUnavailable
 from adapters.store.folder import LocalStore, StoreUnavailable
+from ops.base import Ops
 from ops.registry import select
 from tests.adapters.files import BASE, stage_adapter
+from tests.ops.conftest import TILES, VARIANTS, backend
+from tests.ops.packed_factor import read_factor
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -41,9 +46,11 @@ def digest(store: LocalStore) -> str:
     return digest
 
 
-def make_loader(store: LocalStore, tmp_path: Path, cache_bytes: int = 1 << 30) -> AdapterLoader:
+def make_loader(
+    store: LocalStore, tmp_path: Path, cache_bytes: int = 1 << 30, ops: Ops | None = None
+) -> AdapterLoader:
     cache = ImageCache(tmp_path / "cache", cache_bytes)
-    return AdapterLoader(store, BASE, torch.float32, select("reference"), cache)
+    return AdapterLoader(store, BASE, torch.float32, ops or select("reference"), cache)
 
 
 def test_a_cache_makes_its_folder(tmp_path: Path) -> None:
@@ -58,6 +65,43 @@ def test_second_fetch_needs_no_store(store: LocalStore, tmp_path: Path, digest: 
     assert bytes(first.payload) == bytes(second.payload)
     assert (first.tables.rank == second.tables.rank).all()
     assert (first.tables.b_offset == second.tables.b_offset).all()
+
+
+@pytest.mark.skipif(not VARIANTS, reason="no compiler")
+def test_an_image_of_an_older_layout_is_built_again(
+    store: LocalStore, tmp_path: Path, digest: str
+) -> None:
+    """As a release before panels left it: B was [rank, N] in images of the CPU."""
+    old_name = f"2-{BASE.num_layers}x{len(PROJECTIONS)}-float32-rn"
+    cpu = backend(VARIANTS[0])
+    right = make_loader(store, tmp_path / "fresh", ops=cpu).fetch(digest)
+    rows = make_loader(store, tmp_path / "fresh").fetch(digest)
+    old = AdapterImage.of(digest, rows.tables, torch.from_numpy(rows.payload).flip(0))
+    ImageCache(tmp_path / "cache", 1 << 30).save(old_name, old)
+    loader = make_loader(store, tmp_path, ops=cpu)
+    assert not loader.is_cached(digest)
+    assert loader.fetch(digest).checksum == right.checksum != old.checksum
+    assert loader.is_cached(digest)
+
+
+@pytest.mark.skipif(not VARIANTS, reason="no compiler")
+def test_workers_of_any_variant_share_an_image(
+    store: LocalStore, tmp_path: Path, digest: str
+) -> None:
+    """A worker of another backend has its own, with the same numbers in its layout."""
+    make_loader(store, tmp_path).fetch(digest)
+    make_loader(store, tmp_path, ops=backend(VARIANTS[0])).fetch(digest)
+    store.delete("adapters", digest)
+    at = (1, PROJECTIONS.index("down_proj"))
+    factors: list[Tensor] = []
+    for name in ("reference", *VARIANTS, *TILES):
+        loader = make_loader(store, tmp_path, ops=backend(name))
+        image = loader.fetch(digest)
+        numbers = torch.from_numpy(image.payload[image.tables.b_offset[at] :]).view(torch.float32)
+        shape = (BASE.projection_shape(1, "down_proj")[1], int(image.tables.rank[at]))
+        factors.append(read_factor(numbers, *shape, loader.layout.factors))
+    assert len(list((tmp_path / "cache").rglob("*.img"))) == 2
+    assert all(torch.equal(factor, factors[0]) for factor in factors) and factors[0].any()
 
 
 def test_images_of_deleted_adapters_are_removed(

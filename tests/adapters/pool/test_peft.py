@@ -19,8 +19,10 @@ from adapters.errors import AdapterRejected
 from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import PROJECTIONS, AdapterManifest, BaseModelShape
 from adapters.pool.lora import ImageLayout, pack
+from ops.factor_layout import PANELS, ROWS, FactorLayout
 from tests.adapters.files import BASE, CONFIG, encode, entries, factors, listed, validate, write
 from tests.doubles import make_adapter, make_model
+from tests.ops.packed_factor import read_factor
 
 REGEX = r"model\.layers\.(0|1)\.(self_attn\.(q|o)_proj|mlp\.down_proj)"
 
@@ -111,28 +113,24 @@ def image_deltas(
         module = base.modules(layer)[projection]
         k, n = base.projection_shape(layer, module)
 
-        def matrix(offset: int, *shape: int) -> torch.Tensor:
-            assert offset % 64 == 0
-            size = shape[0] * shape[1] * layout.dtype.itemsize
-            return image[offset : offset + size].view(layout.dtype).view(shape).float()
-
         is_embedding = module == "embed_tokens"
-        a = matrix(
-            int(tables.a_offset[layer, projection]), *((k, rank) if is_embedding else (rank, k))
-        )
-        b_shape = (rank, n) if layout.b_rank_major else (n, rank)
-        b = matrix(int(tables.b_offset[layer, projection]), *b_shape)
-        b = b.T if layout.b_rank_major else b
+        numbers = [
+            image[int(offsets[layer, projection]) :].view(layout.dtype)
+            for offsets in (tables.a_offset, tables.b_offset)
+        ]
+        a_shape = (k, rank) if is_embedding else (rank, k)
+        a = read_factor(numbers[0], *a_shape, ROWS if is_embedding else layout.factors)
+        b = read_factor(numbers[1], n, rank, layout.factors)
         deltas[base.module_path(layer, module)] = a @ b.T if is_embedding else b @ a
     return deltas
 
 
-@pytest.mark.parametrize("b_rank_major", [True, False])
+@pytest.mark.parametrize("factors", [ROWS, PANELS], ids=["rows", "panels"])
 def test_image_is_what_peft_computes(
-    saved: Path, model: Path, base: BaseModelShape, b_rank_major: bool
+    saved: Path, model: Path, base: BaseModelShape, factors: FactorLayout
 ) -> None:
     expected = peft_deltas(model, saved)
-    layout = ImageLayout(base.num_layers, torch.float32, b_rank_major)
+    layout = ImageLayout(base.num_layers, torch.float32, factors)
     found = image_deltas(saved, base, layout)
     assert found.keys() == expected.keys()
     for name, delta in found.items():
@@ -156,7 +154,7 @@ def test_manifest_says_what_the_adapter_touches(
 
 def test_bfloat16_image_is_rounded_once(model: Path, base: BaseModelShape, tmp_path: Path) -> None:
     adapter = make_adapter(model, tmp_path, rank=5, alpha=7)
-    layout = ImageLayout(base.num_layers, torch.float32, True)
+    layout = ImageLayout(base.num_layers, torch.float32, ROWS)
     files = listed(adapter, base)
     exact_tables, exact = pack(files, base, layout)
     tables, image = pack(files, base, replace(layout, dtype=torch.bfloat16))
@@ -298,7 +296,7 @@ def test_eva_is_plain_lora(model: Path, base: BaseModelShape, tmp_path: Path) ->
     assert config["init_lora_weights"] == "eva" and config["eva_config"] and config["rank_pattern"]
     assert validate(AdapterFiles.in_folder(tmp_path), base).warnings == ()
     expected = peft_deltas(model, tmp_path)
-    found = image_deltas(tmp_path, base, ImageLayout(base.num_layers, torch.float32, True))
+    found = image_deltas(tmp_path, base, ImageLayout(base.num_layers, torch.float32, ROWS))
     assert found.keys() == expected.keys()
     for name, delta in found.items():
         torch.testing.assert_close(delta, expected[name], rtol=1e-5, atol=1e-6)
@@ -327,7 +325,7 @@ def test_other_spellings_of_names_are_the_same_adapter(
     save_file(renamed, files.weights)
     assert validate(files, base).warnings == ()
     found = image_deltas(
-        files.config.parent, base, ImageLayout(base.num_layers, torch.float32, True)
+        files.config.parent, base, ImageLayout(base.num_layers, torch.float32, ROWS)
     )
     assert found.keys() == expected.keys()
     for name, delta in found.items():
@@ -366,7 +364,7 @@ def test_the_text_model_of_a_model_of_text_and_images(tmp_path: Path) -> None:
     }
     shape = BaseModelShape.from_config(text_config, "c" * 64)
     assert validate(AdapterFiles.in_folder(tmp_path / "adapter"), shape).warnings == ()
-    layout = ImageLayout(shape.num_layers, torch.float32, True)
+    layout = ImageLayout(shape.num_layers, torch.float32, ROWS)
     found = image_deltas(tmp_path / "adapter", shape, layout)
     assert found and found.keys() == expected.keys()
     for name, delta in found.items():

@@ -14,9 +14,10 @@ from adapters.format.module_list import MODULES_NAME, read_module_list, write_mo
 from adapters.format.validator import AdapterFiles, Limits, validate_and_list
 from adapters.pool.factors import Factors
 from adapters.pool.lora import ImageLayout, pack
+from ops.factor_layout import ROWS
 from tests.adapters.files import BASE, CONFIG, encode, entries, factors, write
 
-LAYOUT = ImageLayout(BASE.num_layers, torch.float32, True)
+LAYOUT = ImageLayout(BASE.num_layers, torch.float32, ROWS)
 PATTERNS = {
     "target_modules": r".*\.(q|v)_proj",
     "alpha_pattern": {r"layers\.1\..*": 2},

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.gateway.live import Live
-from tests.waiting import eventually
+from tests.gateway.live import Live, eventually
 from workers.wire.status import AdapterStatus
 
 

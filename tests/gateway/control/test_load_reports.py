@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.gateway.live import Live
-from tests.waiting import eventually
+from tests.gateway.live import Live, eventually
 
 
 async def told(live: Live) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from gateway.control import verification
 from store.database import EVERYTHING, Database
 from store.periodic import in_background
 from tests.admin.lifecycle import DIGITS, add, claim, prove
-from tests.gateway.live import Live
+from tests.gateway.live import Live, eventually
 from tests.proxy import PostgresProxy
 from tests.scripted_worker import LAYOUT, proved
-from tests.waiting import eventually
 from workers.wire.frames import Probe, ProbeResult
 
 
