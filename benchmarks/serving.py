@@ -206,8 +206,8 @@ def show_steps(results: list[Result]) -> None:
 
 
 def show_lora_cost(results: list[Result], shape: BaseModelShape, bandwidth: float) -> None:
-    """Prints the time that LoRA adds to a decode step, and the time to read the adapters' bytes at
-    the machine's bandwidth."""
+    """Prints the bytes of the adapters in a decode step, the time to read them at the machine's
+    bandwidth, the time that LoRA adds to the step, and the ratio of the two times."""
     table = Table(title="what adapters add to a decode step")
     for column in (
         "adapters",
@@ -215,8 +215,9 @@ def show_lora_cost(results: list[Result], shape: BaseModelShape, bandwidth: floa
         "base step ms",
         "step ms",
         "added ms",
-        "bytes/bandwidth ms",
-        "ratio",
+        "MB read",
+        "bytes ms",
+        "added / bytes",
     ):
         table.add_column(column, justify="right")
     decodes = [r for r in results if r.case.name == "decode"]
@@ -228,9 +229,9 @@ def show_lora_cost(results: list[Result], shape: BaseModelShape, bandwidth: floa
         together = sum(result.step_us.values()) / 1000
         ranks = RANKS[result.case.ranks]
         per_adapter = sum(adapter_bytes(shape, rank) for rank in ranks) / len(ranks)
-        floor = result.adapters_per_step * per_adapter / bandwidth * 1000
-        added = together - alone
-        values = (alone, together, added, floor, added / floor)
+        num_bytes = result.adapters_per_step * per_adapter
+        floor, added = num_bytes / bandwidth * 1000, together - alone
+        values = (alone, together, added, num_bytes / 1e6, floor, added / floor)
         row = [f"{value:.2f}" for value in values]
         table.add_row(result.case.ranks, str(result.case.concurrency), *row)
     console.print(table)
