@@ -19,9 +19,10 @@ from loraplex.roles.probes import UNAVAILABLE, Readiness
 from store.database import READ_ONLY, Database
 from store.errors import DatabaseUnavailable
 from tests.admin.serve import administration
-from tests.gateway.live import Live, eventually
+from tests.gateway.live import Live
 from tests.proxy import PostgresProxy
 from tests.standby import primary_and_standby
+from tests.waiting import eventually
 
 SOON_S = 5.0
 """Ten times as much is the deadline here, because machines are busy."""

@@ -24,10 +24,10 @@ from store.records import TENANT_SCOPES
 from tests.adapters.files import validate
 from tests.e2e.fleet import WORKER, FleetSetup, Worker
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME
-from tests.gateway.live import eventually
 from tests.gateway.pepper import PEPPER
 from tests.plane import START_TIMEOUT_S, Plane, product
 from tests.postgres import fresh_database
+from tests.waiting import eventually
 
 TENANTS = ("acme", "globex")
 

@@ -24,11 +24,11 @@ from gateway.tracing import Tracing
 from store.records import Alias, BaseModel, CatalogSnapshot, ServedVersion, Tenant
 from tests.doubles import make_model, write_adapter
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME, Tiny
-from tests.gateway.live import eventually
 from tests.gateway.pepper import PEPPER
 from tests.gateway.service import THEN, FedSource, Keys
 from tests.plane import Plane
 from tests.stack import MAX_QUEUE_WAIT_S
+from tests.waiting import eventually
 from tests.workers.driver import store_adapter
 from workers.importer import import_model
 from workers.process.config import WorkerConfig

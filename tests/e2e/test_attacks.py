@@ -15,8 +15,8 @@ from tests.e2e.memory_attacks import GATEWAY_BYTES, Usage, attacked, attacks, sl
 from tests.e2e.shares import ORDINARY as ORDINARY_TENANTS
 from tests.e2e.tiny import NAME
 from tests.e2e.traffic import Traffic
-from tests.gateway.live import eventually
 from tests.scale import IS_FULL, scaled
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.full
 

@@ -21,8 +21,8 @@ from tests.e2e.cluster import Cluster, running_cluster
 from tests.e2e.open_loop import Ask, send
 from tests.e2e.shares import ORDINARY, VOCAB
 from tests.e2e.tiny import NAME
-from tests.gateway.live import eventually
 from tests.scale import IS_FULL
+from tests.waiting import eventually
 from workers.scheduling.terms import TERMS
 from workers.wire.protocol import ServiceClass
 

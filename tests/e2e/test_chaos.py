@@ -38,11 +38,11 @@ from tests.e2e.chaos_log import (
 from tests.e2e.cluster import TENANTS, Cluster, running_cluster
 from tests.e2e.cluster import Asked as Request
 from tests.e2e.tiny import NAME
-from tests.gateway.live import eventually
 from tests.outcome import End, Outcome, complete
 from tests.postgres import server
 from tests.proxy import Proxy
 from tests.scale import IS_FULL
+from tests.waiting import eventually
 from tests.worker_state import IN_USE, metrics_at
 
 pytestmark = pytest.mark.full

@@ -16,9 +16,9 @@ import pytest
 
 from tests.e2e.cluster import TENANTS, Cluster, running_cluster
 from tests.e2e.tiny import NAME
-from tests.gateway.live import eventually
 from tests.plane import START_TIMEOUT_S
 from tests.scale import IS_FULL, scaled
+from tests.waiting import eventually
 from tests.worker_state import IN_USE, metrics_at
 
 pytestmark = pytest.mark.full

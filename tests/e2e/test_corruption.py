@@ -20,6 +20,7 @@ from tests.doubles import write_adapter
 from tests.e2e import demo
 from tests.e2e.tiny import NAME, Tiny
 from tests.stack import Stack, running
+from tests.waiting import until
 
 pytestmark = pytest.mark.full
 
@@ -146,13 +147,6 @@ class Tenant:
         """As an operator at a terminal sees them."""
         shown = json.loads(self.stack.cli("adapter", "show", name, "--tenant", "acme", "--json"))
         return shown["versions"][0]["faults"]
-
-
-def until(condition: Callable[[], bool], what: object) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 def test_damage_is_refused_or_healed_shown_and_forgotten(tiny: Tiny) -> None:

@@ -10,7 +10,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import pytest
 
 from tests.pages import NOT_RUN_ON_PAGE, PAGES, Shell, blocks, failures
 from tests.stack import ROOT, Stack, running
+from tests.waiting import until
 from tests.wheel import install_wheel
 
 pytestmark = pytest.mark.full
@@ -155,10 +155,7 @@ def test_the_commands_of_a_page_are_true(demo: Stack, page: Path, tmp_path: Path
     # Pages show usage and costs, also if theirs is the only page that runs.
     demo.cli("price", "set", "smollm2-135m-instruct", "--input", "0.20", "--output", "0.60")
     ask(demo, "acme", "support-bot", "Where is my parcel?")
-    deadline = time.monotonic() + 60
-    while "support-bot" not in demo.cli("usage", "--since", "1d", "--json"):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: "support-bot" in demo.cli("usage", "--since", "1d", "--json"))
     with contextlib.closing(Shell(tmp_path, environment)) as shell:
         assert not (wrong := failures(page, shell, demo.url)), "\n".join(wrong)
 

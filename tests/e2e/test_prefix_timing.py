@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.tiny import NAME, Tiny
 from tests.scale import IS_FULL, scaled
 from tests.stack import Stack, running
+from tests.waiting import until
 
 pytestmark = pytest.mark.full
 
@@ -33,10 +34,7 @@ class Caller:
     def __init__(self, stack: Stack, tenant: str) -> None:
         headers = {"authorization": f"Bearer {stack.create_tenant(tenant)}"}
         self.http = httpx.Client(base_url=stack.url, headers=headers, timeout=60)
-        deadline = time.monotonic() + 60
-        while self.http.get("/v1/models").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: self.http.get("/v1/models").status_code == 200)
 
     def __enter__(self) -> Caller:
         return self

@@ -21,6 +21,7 @@ from tests.e2e.tiny import NAME, Tiny
 from tests.oracle import Oracle, Verdict
 from tests.scale import scaled
 from tests.stack import Stack, running
+from tests.waiting import until
 
 pytestmark = pytest.mark.full
 
@@ -170,9 +171,7 @@ def expect_seen(stack: Stack, client: OpenAI, prompt: list[int], wanted: int) ->
     def served() -> int:
         return int(stream(client, "bot", prompt)[0]["loraplex-adapter-version"])
 
-    deadline = time.monotonic() + SEEN_WITHIN_S
-    while served() != wanted:
-        assert time.monotonic() < deadline
+    until(lambda: served() == wanted, timeout_s=SEEN_WITHIN_S)
     assert {served() for _ in range(20)} == {wanted}
 
 
@@ -316,10 +315,7 @@ def test_deleting_under_load_ends_no_stream(tiny: Tiny, stack: Stack) -> None:
                     refused.create(model="bot@2", prompt=prompt, max_tokens=1)
             for reader in readers:
                 reader.result()
-            deadline = time.monotonic() + 60
-            while admin.get(path, params=query).status_code != 404:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+            until(lambda: admin.get(path, params=query).status_code == 404)
     oracle, verdict = Oracle(tiny.model, {"s32": make(tiny, 32)}), Verdict()
     for asked, tokens in results:
         assert len(tokens) == READ_TOKENS

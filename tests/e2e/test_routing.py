@@ -17,9 +17,9 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.fleet import Answer, FleetPlane, FleetSetup, RoundRobin
 from tests.e2e.open_loop import Ask
 from tests.e2e.shares import FEW_ROWS, ORDINARY, capacity, make, paced
-from tests.gateway.live import eventually
 from tests.plane import START_TIMEOUT_S
 from tests.scale import IS_FULL
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.full
 

@@ -24,10 +24,10 @@ from tests.e2e.cluster import Answer, Asked, Cluster, running_cluster, stream
 from tests.e2e.fleet import Worker
 from tests.e2e.tiny import NAME
 from tests.e2e.traffic import Told, Traffic
-from tests.gateway.live import eventually
 from tests.gateway.process import Options, gateway_process
 from tests.plane import Plane
 from tests.scale import IS_FULL, scaled
+from tests.waiting import eventually
 
 T = TypeVar("T")
 

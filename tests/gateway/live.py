@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -28,12 +28,12 @@ from tests.gateway.process import Options, gateway_process
 from tests.plane import Plane
 from tests.postgres import server
 from tests.scripted_worker import Reply, Script, ScriptedWorker
+from tests.waiting import eventually
 from web.held_bytes import BodyBudget
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import Generate
 from workers.wire.transport.base import Security
 
-WAIT_S = 60.0
 LIMITS_WAIT_S = 10.0
 """Ten times the default: the database of a busy machine takes longer to answer."""
 
@@ -184,13 +184,3 @@ class GatewayPlane(Plane):
 
     async def serves(self, model: str) -> bool:
         return (await self.complete(model)).status_code == 200
-
-
-async def eventually(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> None:
-    """Waits until it is true; it may be a coroutine function."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            found = condition()
-            if await found if isinstance(found, Awaitable) else found:
-                return
-            await asyncio.sleep(0.02)

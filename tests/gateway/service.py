@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,6 +32,7 @@ from tests.doubles import SIZES, make_tokenizer
 from tests.gateway.pepper import PEPPER
 from tests.plane import Plane, free_port
 from tests.scripted_worker import DIGEST, MAX_MODEL_LEN, ScriptedWorker
+from tests.waiting import until
 from web.held_bytes import SLOW_CLIENT_S, AnswerBudget
 
 T = TypeVar("T")
@@ -228,12 +228,7 @@ class Service:
     def await_in_loop(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return asyncio.run_coroutine_threadsafe(function(), self.loop).result(timeout=60)
 
-    @staticmethod
-    def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, "the condition never came true"
-            time.sleep(0.01)
+    wait_for = staticmethod(until)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:

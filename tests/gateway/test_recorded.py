@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
@@ -38,6 +39,7 @@ def test_answers_are_those_recorded(service: Service) -> None:
 def test_documents_helps_and_metrics_are_those_recorded(service: Service) -> None:
     record = recorded.read()
     documents, helps = recorded.documents(service), recorded.helps()
+    assert httpx.get(f"{service.url}/schema/openapi.json").json() == documents["gateway"]
     for plane, document in documents.items():
         before = record.documents[plane]
         assert not changes(before["paths"], document["paths"])

@@ -17,12 +17,12 @@ import pytest
 from adapters.manifest import BaseModelShape
 from loraplex.probe import answers_ok
 from tests.doubles import make_model, write_adapter
-from tests.gateway.live import eventually
 from tests.k8s.installation import Installation
 from tests.k8s.namespaces import Loopback, Namespaces
 from tests.plane import Plane
 from tests.postgres import fresh_database
 from tests.scale import IS_FULL, scaled
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.full
 

@@ -21,7 +21,7 @@ from store.errors import ApiError
 from store.periodic import in_background, repeat
 from telemetry.tallies import PAGE
 from tests.admin.conftest import CONFIG
-from tests.gateway.live import eventually
+from tests.waiting import eventually
 
 
 def samples() -> list[Sample]:

@@ -107,15 +107,17 @@ class Market(Simulation):
         assert isinstance(self.runner, CountingRunner)
         return self.runner
 
-    def offer(self, request: Generate) -> None:
-        self.clock.now += 1e-6
-        self.arrived_s[request.id] = self.clock.now
-        for _, event in self.engine.offer(0, request, self.clock.now):
-            self._take(event)
+    def offer(self, *requests: Generate) -> None:
+        for request in requests:
+            self.clock.now += 1e-6
+            self.arrived_s[request.id] = self.clock.now
+            for _, event in self.engine.offer(0, request, self.clock.now):
+                self._take(event)
 
-    def step(self) -> None:
-        for _, event in self.engine.step():
-            self._take(event)
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            for _, event in self.engine.step():
+                self._take(event)
 
     def _take(self, event: object) -> None:
         if isinstance(event, Failed):

@@ -257,15 +257,16 @@ class Simulation:
             self.finished[request.id] = failed.code
         return failed
 
-    def step(self) -> None:
-        self._note(self.engine.step(is_held=self.is_held))
-        self.kv.check_integrity(
-            held=[
-                page
-                for sequence in [*self.scheduler.running, *self.scheduler.leaving]
-                for page in sequence.block_table.held_pages
-            ]
-        )
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._note(self.engine.step(is_held=self.is_held))
+            self.kv.check_integrity(
+                held=[
+                    page
+                    for sequence in [*self.scheduler.running, *self.scheduler.leaving]
+                    for page in sequence.block_table.held_pages
+                ]
+            )
 
     def suspend(self) -> None:
         self._note(self.engine.suspend())

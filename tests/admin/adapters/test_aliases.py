@@ -257,7 +257,6 @@ async def test_aliases_over_rest(plane: Plane, base: str):
         tenant_id = await connection.fetchval("SELECT id FROM tenants")
         await make_ready(connection, tenant_id, "a", "b", "c")
     path = "adapters/bot/aliases/prod"
-    first = await acme.get(path)
     split = await acme.put(path, json={"canary": {"1": 90, "2": 10}})
     assert split.json()["canary"] == {"1": 90, "2": 10}
     assert split.json()["policy"] == {}
@@ -269,8 +268,6 @@ async def test_aliases_over_rest(plane: Plane, base: str):
     assert watched.json()["policy"] == strict
     shown = (await acme.get("adapters/bot")).json()
     assert [version["aliases"] for version in shown["versions"]] == [["prod"]] * 3
-    stale = await acme.put(path, json={"version": 2}, headers={"if-match": first.headers["etag"]})
-    assert problem(stale, 412)["code"] == "precondition_failed"
     etag = watched.headers["etag"]
     moved = await acme.put(path, json={"version": 2}, headers={"if-match": etag})
     assert (moved.json()["version"], moved.json()["canary"]) == (2, None)

@@ -26,7 +26,7 @@ from store.records import TENANT_SCOPES, new_key
 from tests.admin.audit.test_audit import entries, verified
 from tests.admin.audit.test_export import exported
 from tests.admin.conftest import CONFIG, PEPPER, Plane
-from tests.gateway.live import eventually
+from tests.waiting import eventually
 from web import refused_keys
 from web.errors import Forbidden, Unauthenticated
 from web.refused_keys import RefusedKeys

@@ -15,12 +15,12 @@ import httpx
 import pytest
 
 from admin.migrate import load_migrations
-from tests.gateway.live import eventually
 from tests.k8s.installation import Installation
 from tests.k8s.namespaces import Loopback
 from tests.k8s.test_processes import START_S, Callers, add_tenant, available, install, launch
 from tests.plane import Plane
 from tests.scale import IS_FULL
+from tests.waiting import eventually
 from tools.source_tree import ROOT
 
 pytestmark = pytest.mark.full

@@ -30,6 +30,7 @@ from tests.e2e import demo
 from tests.e2e.tiny import NAME, Tiny
 from tests.postgres import SETTINGS, own_server
 from tests.stack import Stack
+from tests.waiting import until
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
 SIZES |= {"num_key_value_heads": 1, "vocab_size": 264, "tie_word_embeddings": False}
@@ -89,10 +90,7 @@ def write(out: Path, folder: Path, dsn: str) -> None:
     asked = [("acme", NAME), ("acme", "bot"), ("acme", "bot@beta"), ("globex", "helper")]
     answers = {f"{tenant} {model}": ask(stack, keys[tenant], model) for tenant, model in asked}
     assert len({tuple(answer) for answer in answers.values()}) == len(answers), answers
-    deadline = time.monotonic() + 60
-    while sum(usage(stack).values()) < len(asked):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: sum(usage(stack).values()) >= len(asked))
     loaded = usage(stack)
     # One more that is on the gateway's disk alone.
     while True:

@@ -15,8 +15,9 @@ from admin.http.plane import AdminConfig
 from store.database import Database
 from tests.adapters.files import write_adapter
 from tests.admin.serve import administration
-from tests.gateway.live import GatewayPlane, Live, eventually
+from tests.gateway.live import GatewayPlane, Live
 from tests.gateway.pepper import PEPPER
+from tests.waiting import eventually
 
 
 class Told:

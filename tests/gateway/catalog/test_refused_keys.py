@@ -16,9 +16,10 @@ from loraplex.roles.forwarding import Forwarding
 from loraplex.roles.management import public_app
 from store.records import TENANT_SCOPES, new_key
 from tests.admin.audit.test_audit import entries, verified
-from tests.gateway.live import GatewayPlane, Live, eventually
+from tests.gateway.live import GatewayPlane, Live
 from tests.gateway.pepper import PEPPER
 from tests.plane import Plane
+from tests.waiting import eventually
 
 
 async def refusals(live: Live) -> list[AuditView]:

@@ -19,12 +19,13 @@ from admin.keys.schemas import KeyCreate
 from admin.tenants import tenants
 from gateway.catalog.catalog import POLL_INTERVAL_S
 from store.records import TENANT_SCOPES
-from tests.gateway.live import WAIT_S, Live, eventually
+from tests.gateway.live import Live
 from tests.gateway.pepper import PEPPER
 from tests.plane import Plane
 from tests.proxy import PostgresProxy, Way
 from tests.scale import scaled
 from tests.scripted_worker import Reply
+from tests.waiting import WAIT_S, eventually
 
 pytestmark = pytest.mark.full
 

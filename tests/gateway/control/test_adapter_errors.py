@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.gateway.live import Live, eventually
+from tests.gateway.live import Live
+from tests.waiting import eventually
 from workers.wire.status import AdapterStatus
 
 

@@ -18,8 +18,9 @@ from gateway.dispatch.in_flight import NUM_STEPS, Outcomes, Tally, median_ms, tt
 from store.database import EVERYTHING, Database
 from store.queries import sql
 from store.records import Alias, CanaryPolicy
-from tests.gateway.live import GatewayPlane, Live, answer, eventually
+from tests.gateway.live import GatewayPlane, Live, answer
 from tests.scripted_worker import Reply
+from tests.waiting import eventually
 from workers.wire.protocol import ErrorCode, Generate
 
 POLICY = CanaryPolicy(window_s=60, min_requests=10, max_error_rate=0.1, max_ttft_ratio=2.0)

@@ -7,8 +7,9 @@ from typing import Any
 
 from admin.adapters import aliases, retirement
 from tests.admin.lifecycle import add
-from tests.gateway.live import Live, eventually
+from tests.gateway.live import Live
 from tests.scripted_worker import Reply
+from tests.waiting import eventually
 from workers.wire.protocol import Generate
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.gateway.live import Live, eventually
+from tests.gateway.live import Live
+from tests.waiting import eventually
 
 
 async def told(live: Live) -> dict[str, Any]:

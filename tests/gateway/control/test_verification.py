@@ -14,9 +14,10 @@ from gateway.control import verification
 from store.database import EVERYTHING, Database
 from store.periodic import in_background
 from tests.admin.lifecycle import DIGITS, add, claim, prove
-from tests.gateway.live import Live, eventually
+from tests.gateway.live import Live
 from tests.proxy import PostgresProxy
 from tests.scripted_worker import LAYOUT, proved
+from tests.waiting import eventually
 from workers.wire.frames import Probe, ProbeResult
 
 

@@ -22,12 +22,13 @@ from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.roles.bootstrap import migrate_database
 from store.database import EVERYTHING, Database
 from store.records import TENANT_SCOPES, new_key
-from tests.gateway.live import Live, eventually
+from tests.gateway.live import Live
 from tests.gateway.pepper import PEPPER
 from tests.plane import Plane
 from tests.postgres import own_server
 from tests.proxy import PostgresProxy, Way, everything
 from tests.scale import IS_FULL, scaled
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.full
 

@@ -15,8 +15,8 @@ from gateway.dispatch.fleet import Fleet
 from gateway.dispatch.run import Work, version_needed
 from gateway.exceptions import NoWorker
 from memory.page_key import PAGE_TOKENS
-from tests.gateway.live import eventually
 from tests.scripted_worker import Reply, ScriptedWorker
+from tests.waiting import eventually
 from workers.wire.client import WorkerClient
 from workers.wire.frames import OLDEST_VERSION, PROTOCOL_VERSION
 from workers.wire.prefix_index import Prefix, changed_pages

@@ -18,11 +18,12 @@ import pytest
 
 from adapters.reference import AdapterRef
 from tests.adapters.files import BASE
-from tests.gateway.live import GatewayPlane, Live, eventually
+from tests.gateway.live import GatewayPlane, Live
 from tests.outcome import End, Outcome, complete
 from tests.proxy import FAULTS, TOWARDS, Proxy, Toward, Way
 from tests.scale import IS_FULL, scaled
 from tests.scripted_worker import Reply, ScriptedWorker
+from tests.waiting import eventually
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import Generate
 from workers.wire.transport.base import Security

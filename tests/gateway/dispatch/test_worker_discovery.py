@@ -12,8 +12,9 @@ from store.database import Database
 from store.queries import sql
 from tests.adapters.files import BASE
 from tests.gateway.conftest import REPORT_INTERVAL_S
-from tests.gateway.live import GatewayPlane, Live, answer, eventually
+from tests.gateway.live import GatewayPlane, Live, answer
 from tests.scripted_worker import Reply, ScriptedWorker
+from tests.waiting import eventually
 from workers.wire.frames import DesiredModel
 from workers.wire.protocol import Generate, ServiceClass
 from workers.wire.transport.base import Security

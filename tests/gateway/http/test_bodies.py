@@ -12,7 +12,8 @@ import pytest
 
 from gateway.text.long_texts import LONG, LongTexts
 from gateway.text.tokenizer import MANY_MESSAGES
-from tests.gateway.live import GatewayPlane, Live, eventually
+from tests.gateway.live import GatewayPlane, Live
+from tests.waiting import eventually
 from web.held_bytes import GRACE_S, MIN_BYTES_PER_S, BodyBudget, HeldBody
 
 TENANT_BYTES = 1 << 20

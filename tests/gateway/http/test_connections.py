@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.live import Live, eventually
+from tests.gateway.live import Live
 from tests.plane import Plane, connected, lifespan
+from tests.waiting import eventually
 from web.http_protocol import HEAD_PIECE_BYTES, MAX_HEAD_BYTES, Connections
 
 MAX_DESCRIPTORS = 256

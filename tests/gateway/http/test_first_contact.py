@@ -55,16 +55,6 @@ def test_a_browser_finds_the_documentation(service: Service) -> None:
     assert httpx.head(service.url).status_code == 200
 
 
-def test_a_wrong_choice_is_answered_with_the_choices(service: Service) -> None:
-    client = openai.OpenAI(base_url=f"{service.url}/v1", api_key=service.keys.acme, max_retries=0)
-    with pytest.raises(openai.BadRequestError, match=r"allowed: .*'json_object'"):
-        client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": "Hi"}],
-            response_format={"type": "xml"},  # pyright: ignore[reportArgumentType]
-        )
-
-
 def pages(service: Service) -> list[str]:
     paths = httpx.get(f"{service.url}/schema").json()["paths"]
     return ["/docs", *(path for path, methods in paths.items() if "get" in methods)]

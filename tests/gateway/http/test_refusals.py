@@ -58,12 +58,6 @@ def test_an_unknown_route(service: Service) -> None:
     assert (error["status"], error["type"]) == (404, "not_found_error")
 
 
-def test_a_wrong_method(service: Service) -> None:
-    answer = httpx.get(service.url + "/v1/chat/completions")
-    assert answer.status_code == 405 and answer.json()["error"]["code"] == "method_not_allowed"
-    assert "POST" in answer.headers["allow"]
-
-
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/"])
 @pytest.mark.parametrize("model", ["support-bot", "unknown"])
 def test_every_spelling_of_a_path_is_numbered_and_guarded(

@@ -15,7 +15,8 @@ from gateway.limits.quota import Hold
 from gateway.quota_types import Kind, Limit, Tariff
 from store.records import Price
 from tests.gateway.faulty_renewal import TENANT, FaultyRenewal
-from tests.gateway.live import LIMITS_WAIT_S, eventually
+from tests.gateway.live import LIMITS_WAIT_S
+from tests.waiting import eventually
 
 PROMPT_TOKENS = 100
 TARIFF = Tariff(Price(model="tiny", input=3, cached_input=1, output=7), cached_weight=50)

@@ -15,10 +15,11 @@ import pytest
 
 from gateway.limits.leases import REFUSED_S
 from store.database import EVERYTHING, Database
-from tests.gateway.live import Live, eventually
+from tests.gateway.live import Live
 from tests.postgres import fresh_database
 from tests.scale import IS_FULL, scaled
 from tests.scripted_worker import Reply
+from tests.waiting import eventually
 from workers.wire.protocol import Generate
 
 pytestmark = pytest.mark.full

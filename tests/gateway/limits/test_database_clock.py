@@ -16,9 +16,10 @@ from admin.keys.schemas import KeyCreate
 from gateway.limits.database_clock import DatabaseClock
 from store.records import TENANT_SCOPES
 from tests.gateway.limits.test_quotas import limited
-from tests.gateway.live import GatewayPlane, Live, eventually
+from tests.gateway.live import GatewayPlane, Live
 from tests.gateway.metering.test_usage import rows
 from tests.gateway.pepper import PEPPER
+from tests.waiting import eventually
 
 DAY_S = 86_400.0
 SHIFTS_S = [120.0, 40 * DAY_S]

@@ -10,8 +10,9 @@ import pytest
 from admin.keys import keys
 from admin.keys.schemas import KeyCreate
 from store.records import TENANT_SCOPES, new_key
-from tests.gateway.live import GatewayPlane, Live, eventually
+from tests.gateway.live import GatewayPlane, Live
 from tests.gateway.pepper import PEPPER
+from tests.waiting import eventually
 
 
 async def issue(live: Live, **rights: Any) -> str:

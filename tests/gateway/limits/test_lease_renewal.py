@@ -22,8 +22,9 @@ from gateway.quota_types import Kind, Limit, Span, Tariff, window
 from store.database import EVERYTHING, Database
 from store.queries import sql
 from tests.admin.usage.test_usage import load, row
-from tests.gateway.live import WAIT_S, Live, eventually
+from tests.gateway.live import Live
 from tests.postgres import server
+from tests.waiting import WAIT_S, eventually
 
 
 def today() -> str:

@@ -16,7 +16,8 @@ from gateway.limits.leases import REFUSED_S, SWEEP_INTERVAL_S, Leases
 from gateway.limits.quota import Hold
 from gateway.quota_types import Kind, Limit
 from tests.gateway.faulty_renewal import TENANT, FaultyRenewal
-from tests.gateway.live import LIMITS_WAIT_S, eventually
+from tests.gateway.live import LIMITS_WAIT_S
+from tests.waiting import eventually
 
 MINUTE = time.time() // 60 * 60
 """The first second of a minute that the database does not take for past."""

@@ -15,9 +15,10 @@ import pytest
 from admin.keys import keys
 from store.records import TENANT_SCOPES
 from tests.adapters.files import BASE
-from tests.gateway.live import GatewayPlane, Live, answer, eventually
+from tests.gateway.live import GatewayPlane, Live, answer
 from tests.gateway.pepper import PEPPER
 from tests.scripted_worker import Reply, ScriptedWorker
+from tests.waiting import eventually
 from workers.wire.protocol import Generate
 from workers.wire.status import AdapterStatus
 

@@ -32,9 +32,10 @@ from tests.admin.lifecycle import make_tenant
 from tests.gateway.http.test_bodies import posting
 from tests.gateway.limits.test_quotas import limited
 from tests.gateway.limits.test_request_charge import CALLS, ON_WORKER, call
-from tests.gateway.live import GatewayPlane, Live, eventually
+from tests.gateway.live import GatewayPlane, Live
 from tests.gateway.pepper import PEPPER
 from tests.scripted_worker import Reply
+from tests.waiting import eventually
 from web.held_bytes import BodyBudget
 from workers.wire.protocol import ErrorCode
 

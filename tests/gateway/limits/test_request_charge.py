@@ -11,8 +11,9 @@ import pytest
 from gateway.app import ROUTES
 from tests.gateway.http.test_bodies import posting
 from tests.gateway.limits.test_quotas import limited
-from tests.gateway.live import GatewayPlane, Live, eventually
+from tests.gateway.live import GatewayPlane, Live
 from tests.scripted_worker import Reply
+from tests.waiting import eventually
 from workers.wire.protocol import ErrorCode
 
 REQUESTS = 9

@@ -18,8 +18,9 @@ from gateway.metering.usage_loader import AT_ONCE, FIRST_PAUSE_S, UsageLoader, U
 from gateway.metering.wal import WriteAheadLog
 from gateway.metering.wal_files import frame, read_frames
 from store.queries import sql
-from tests.gateway.live import GatewayPlane, Live, eventually
+from tests.gateway.live import GatewayPlane, Live
 from tests.scripted_worker import Reply
+from tests.waiting import eventually
 from workers.wire.protocol import ErrorCode, Generate
 
 SECRET = "correct horse battery staple"

@@ -13,8 +13,9 @@ from gateway.http.routes.tokens import MIN_COUNTED
 from gateway.text.long_texts import LONG, LongTexts
 from store.records import TENANT_SCOPES
 from tests.admin.lifecycle import make_tenant
-from tests.gateway.live import GatewayPlane, Live, eventually
+from tests.gateway.live import GatewayPlane, Live
 from tests.gateway.pepper import PEPPER
+from tests.waiting import eventually
 
 NUM_LONG = 24
 

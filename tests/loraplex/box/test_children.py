@@ -1,11 +1,10 @@
 """Children of a supervisor, as real processes."""
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from loraplex.box.children import Child
 from loraplex.errors import ChildFailed
 from tests.loraplex.box.test_postgres import is_running
+from tests.waiting import eventually
 
 POLITE = """
 import signal, sys, time
@@ -45,16 +45,10 @@ async def child(code: str, said: list[str]) -> AsyncIterator[Child]:
         await one.stop(60)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def test_it_drains_and_is_not_started_again():
     said: list[str] = []
     async with child(POLITE, said) as one:
-        await until(lambda: "it: up" in said)
+        await eventually(lambda: "it: up" in said)
         pid = one.pid
         await one.stop(60)
         assert pid is not None and not is_running(pid)
@@ -64,7 +58,7 @@ async def test_it_drains_and_is_not_started_again():
 async def test_a_deaf_one_is_killed():
     said: list[str] = []
     async with child(DEAF, said) as one:
-        await until(lambda: "it: up" in said)
+        await eventually(lambda: "it: up" in said)
         await one.stop(0.2)
     assert said[1:] == ["it: killed, because it did not end within 0.2 s"]
     assert one.pid is not None and not is_running(one.pid)
@@ -74,10 +68,10 @@ async def test_a_deaf_one_is_killed():
 async def test_a_crashed_one_is_started_again(number: int):
     said: list[str] = []
     async with child(POLITE, said) as one:
-        await until(lambda: "it: up" in said)
+        await eventually(lambda: "it: up" in said)
         assert one.pid is not None
         os.kill(one.pid, number)
-        await until(lambda: said.count("it: up") == 2)
+        await eventually(lambda: said.count("it: up") == 2)
         assert one.num_starts == 2
     assert f"it: ended by signal {number}; starting again in 0.5 s" in said
 
@@ -94,7 +88,7 @@ async def test_lines_of_any_length_are_read():
     said: list[str] = []
     code = "print('x' * 1_000_000); print('after', flush=True); import time; time.sleep(600)"
     async with child(code, said):
-        await until(lambda: "it: after" in said)
+        await eventually(lambda: "it: after" in said)
 
 
 SUPERVISOR = f"""
@@ -118,4 +112,4 @@ async def test_it_does_not_outlive_its_supervisor():
         pid = int(supervisor.stdout.readline())
         assert is_running(pid)
         supervisor.kill()
-    await until(lambda: not is_running(pid))
+    await eventually(lambda: not is_running(pid))

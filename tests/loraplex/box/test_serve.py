@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,8 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -21,16 +21,38 @@ from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.probe import answers_ok
 from tests.doubles import make_adapter, make_model
 from tests.loraplex.box.test_postgres import is_running
-from tests.plane import START_TIMEOUT_S, free_port
+from tests.plane import free_port, product, python, variables
 from tests.planted import plant
 from tests.postgres import fresh_database
 from tests.stack import Stack, running
 from tests.terminal import terminal
+from tests.waiting import until
 
 pytestmark = pytest.mark.full
 
 UPLOADED = ("adapter_config.json", "adapter_model.safetensors")
 SETTINGS = {"memory": "64MiB", "threads": 1, "dtype": "float32"}
+
+
+def loraplex(
+    *arguments: str,
+    stdin: str = "",
+    environment: Mapping[str, str] = os.environ,
+    **settings: object,
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        python("loraplex", *arguments),
+        env={**environment, **variables(**settings)},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def serve(model: str, **settings: object) -> subprocess.CompletedProcess[str]:
+    """Runs a `loraplex serve` that is refused."""
+    return loraplex("serve", "--model", model, **{"port": 0, **settings})
 
 
 class Killable(Stack):
@@ -83,13 +105,6 @@ def children(pid: int) -> dict[str, int]:
     return found
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def names(stack: Stack, key: str) -> list[str]:
     with stack.openai(key) as client:
         return [model.id for model in client.models.list()]
@@ -119,23 +134,8 @@ def acme(stack: Stack, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_text_from_the_base_and_from_an_adapter(stack: Stack, acme: str):
     until(lambda: "bot" in names(stack, acme))
     assert say(stack, "tiny", acme) != say(stack, "bot", acme)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "loraplex",
-            "chat",
-            "bot",
-            "--max-tokens",
-            "8",
-            "--temperature",
-            "0",
-        ],
-        env=os.environ | {"LORAPLEX_DATA_DIR": str(stack.data_dir), "LORAPLEX_KEY": acme},
-        input="hello\n",
-        capture_output=True,
-        text=True,
-    )
+    asked = ("chat", "bot", "--max-tokens", "8", "--temperature", "0")
+    done = loraplex(*asked, stdin="hello\n", data_dir=stack.data_dir, key=acme)
     assert done.stdout == say(stack, "bot", acme) + "\n", done.stderr
     for name in ("keys.json", "serve.json", "pepper"):
         assert stat.S_IMODE((stack.data_dir / name).stat().st_mode) == 0o600
@@ -157,15 +157,7 @@ def test_a_quickstart_is_a_tenant_a_key_and_an_adapter(
 def test_a_model_that_is_not_there_is_told_before_anything_starts(tmp_path: Path):
     for name, words in (("nothing", "does not exist"), ("empty", "config.json")):
         (tmp_path / "empty").mkdir(exist_ok=True)
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "loraplex", "serve", "--port", "0"),
-                *("--model", str(tmp_path / name)),
-            ],
-            env=os.environ | {"LORAPLEX_DATA_DIR": str(tmp_path / "data")},
-            capture_output=True,
-            text=True,
-        )
+        done = serve(str(tmp_path / name), data_dir=tmp_path / "data")
         assert (done.returncode, words in done.stderr) == (1, True), done.stderr
         assert "Postgres" not in done.stderr
 
@@ -185,13 +177,7 @@ async def test_an_admin_key_offers_a_key_for_the_chat(stack: Killable, acme: str
     asked = ("chat", "bot", "hello", "--max-tokens", "8", "--temperature", "0")
     expected = say(stack, "bot", acme)
     assert stack.cli(*asked, "--tenant", "acme") == expected + "\n"
-    done = subprocess.run(
-        [sys.executable, "-m", "loraplex", *asked],
-        env=stack.environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    done = loraplex(*asked, environment=stack.environment)
     assert (done.returncode, "give --tenant NAME" in done.stderr) == (1, True), done.stderr
     async with terminal(*asked, environment=stack.environment) as screen:
         await screen.read_until("Chat as which tenant (acme")
@@ -205,25 +191,14 @@ async def test_an_admin_key_offers_a_key_for_the_chat(stack: Killable, acme: str
 
 @pytest.mark.parametrize("url", ["", "postgresql://nobody@127.0.0.1:9/nothing"])
 def test_a_second_serve_of_the_same_is_refused(stack: Stack, acme: str, url: str):
-    places = {"LORAPLEX_DATA_DIR": str(stack.data_dir), "LORAPLEX_DATABASE_URL": url}
-    done = subprocess.run(
-        [sys.executable, "-m", "loraplex", "serve", "--model", "tiny=/nowhere", "--port", "0"],
-        env=os.environ | places,
-        capture_output=True,
-        text=True,
-    )
+    done = serve("tiny=/nowhere", data_dir=stack.data_dir, database_url=url)
     assert (done.returncode, "another loraplex" in done.stderr) == (2, True), done.stderr
     assert say(stack, "tiny", acme)
 
 
 def test_a_taken_port_is_told_before_anything_starts(stack: Stack, tmp_path: Path):
     port = stack.url.rpartition(":")[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "loraplex", "serve", "--model", "tiny=/nowhere", "--port", port],
-        env=os.environ | {"LORAPLEX_DATA_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    done = serve("tiny=/nowhere", data_dir=tmp_path, port=port)
     assert done.returncode == 2, done.stderr
     assert f"port {port} of 127.0.0.1 is taken by " in done.stderr
     assert "(pid " in done.stderr and "--port or LORAPLEX_PORT" in done.stderr
@@ -232,16 +207,7 @@ def test_a_taken_port_is_told_before_anything_starts(stack: Stack, tmp_path: Pat
 
 def test_too_little_memory_is_told_once_with_what_would_do(model: Path, tmp_path: Path):
     with fresh_database(migrated=False) as dsn:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "loraplex", "serve", "--model", f"tiny={model}"),
-                *("--port", "0", "--memory", "1"),
-            ],
-            env=os.environ | {"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_DATABASE_URL": dsn},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        done = serve(f"tiny={model}", data_dir=tmp_path, database_url=dsn, memory=1)
     words = "memory: 1 bytes are too few for what this worker serves; the least is 65536"
     assert (done.returncode, done.stderr.count(words)) == (2, 1), done.stderr
     assert "Traceback" not in done.stderr
@@ -259,31 +225,19 @@ def test_the_gateway_is_told_what_stands_in_a_file(model: Path, tmp_path: Path):
     with fresh_database(migrated=False) as dsn:
         stack = Stack(tmp_path / "data", "--config", str(file), database_url=dsn, **SETTINGS)
         with running(stack):
-            worker = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "loraplex", "worker", "--insecure-transport"),
-                    *(
-                        "--listen",
-                        address,
-                        "--advertise",
-                        address,
-                        "--health",
-                        f"127.0.0.1:{free_port()}",
-                    ),
-                ],
-                env=os.environ
-                | {
-                    **{f"LORAPLEX_{name.upper()}": str(v) for name, v in SETTINGS.items()},
-                    "LORAPLEX_DATA_DIR": str(tmp_path / "w"),
-                    "LORAPLEX_DATABASE_URL": dsn,
-                    "LORAPLEX_STORE": str(stack.data_dir / "store"),
-                },
+            options = ("--insecure-transport", "--listen", address, "--advertise", address)
+            worker = product(
+                *("worker", *options, "--health", f"127.0.0.1:{free_port()}"),
+                folder=tmp_path / "w",
+                database_url=dsn,
+                store=stack.data_dir / "store",
+                **SETTINGS,
             )
+            asyncio.run(worker.launch())
             try:
                 until(lambda: "ready" in of_address(stack, address))
             finally:
-                worker.terminate()
-                worker.wait()
+                asyncio.run(worker.end())
 
 
 def of_address(stack: Stack, address: str) -> list[str]:

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from tests.gateway.live import Live, eventually
+from tests.gateway.live import Live
 from tests.preloaded import ROOT
 from tests.scripted_worker import Reply
 from tests.terminal import CTRL_C, CTRL_D, UP, Terminal, terminal
+from tests.waiting import eventually
 from workers.wire.protocol import Generate
 
 LETTERS = sorted(ByteLevel.alphabet())

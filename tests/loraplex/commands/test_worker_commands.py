@@ -9,8 +9,8 @@ from typing import Any
 from tests.admin.conftest import Plane
 from tests.admin.lifecycle import report_worker
 from tests.admin.workers.test_workers import STATUS
-from tests.gateway.live import eventually
 from tests.loraplex.commands.test_cli import run
+from tests.waiting import eventually
 
 AHEAD = -600.0
 """However long the commands take, the report is not too old."""

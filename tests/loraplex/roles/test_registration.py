@@ -12,9 +12,10 @@ import pytest
 from admin.workers import workers
 from loraplex.settings import check_address
 from tests.gateway.dispatch.test_worker_discovery import connected
-from tests.gateway.live import Live, eventually
+from tests.gateway.live import Live
 from tests.plane import Plane, python, variables
 from tests.preloaded import ROOT
+from tests.waiting import eventually
 
 
 async def start(dsn: str, address: str, lease_s: float) -> Plane:

@@ -12,9 +12,9 @@ import pytest
 
 from store.database import Database
 from tests.doubles import make_model
-from tests.gateway.live import eventually
 from tests.plane import Plane, product
 from tests.proxy import PostgresProxy, Way, everything
+from tests.waiting import eventually
 
 AWAY = {"status": "unavailable", "reason": "the database does not answer"}
 

@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Semaphore
-from time import monotonic, sleep
 
 import numpy as np
 import pytest
 
 from tests.doubles import make_tokenizer
+from tests.waiting import until
 from tests.workers.simulation import Simulation, generate
 from workers.constraints.grammars import Grammars
 from workers.constraints.request_constraints import RequestConstraints
@@ -66,10 +66,7 @@ def opening(request: pytest.FixtureRequest, compiler: Grammars) -> Open:
 
 
 def ready(constraint: Constraint) -> Constraint:
-    deadline = monotonic() + 60
-    while not constraint.is_ready:
-        assert monotonic() < deadline
-        sleep(0.001)
+    until(lambda: constraint.is_ready)
     return constraint
 
 

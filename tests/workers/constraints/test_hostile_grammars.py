@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 
@@ -16,6 +15,7 @@ from tests.doubles import make_tokenizer
 from tests.hostile_grammars import DOUBLES, RULES, chain, pattern, rules
 from tests.preloaded import ROOT
 from tests.scale import scaled
+from tests.waiting import until
 from workers.constraints.grammars import Grammars
 from workers.constraints.sequence_grammar import GrammarThreads, SequenceGrammar
 from workers.wire import grammars
@@ -39,10 +39,7 @@ def opened(tmp_path: Path) -> Iterator[Grammars]:
 
 
 def await_ready(grammar: SequenceGrammar) -> SequenceGrammar:
-    deadline = monotonic() + 60
-    while not grammar.is_ready:
-        assert monotonic() < deadline
-        sleep(0.001)
+    until(lambda: grammar.is_ready)
     return grammar
 
 

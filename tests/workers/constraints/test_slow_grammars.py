@@ -8,12 +8,13 @@ from concurrent.futures import Future
 from itertools import product
 from pathlib import Path
 from threading import Event
-from time import monotonic, sleep, thread_time
+from time import thread_time
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
+from tests.waiting import until
 from workers.constraints import sequence_grammar
 from workers.constraints.grammars import Grammars
 from workers.constraints.sequence_grammar import GrammarThreads, SequenceGrammar
@@ -77,10 +78,7 @@ def begin(opened: Grammars, *texts: str) -> list[SequenceGrammar]:
 
 
 def await_ready(grammar: SequenceGrammar) -> None:
-    deadline = monotonic() + 60
-    while not grammar.is_ready:
-        assert monotonic() < deadline
-        sleep(0.001)
+    until(lambda: grammar.is_ready)
 
 
 def first_allowed(grammar: SequenceGrammar) -> int:

@@ -54,8 +54,7 @@ def test_a_chunk_never_crosses_and_no_adapted_page_passes_for_a_base_page(
         )
     for request in requests:
         simulation.submit(request)
-        for _ in range(rng.randrange(3)):
-            simulation.step()
+        simulation.step(rng.randrange(3))
     simulation.run()
     assert_equals_alone(simulation, requests)
     simulation.assert_at_rest()

@@ -82,8 +82,7 @@ def test_tokens_are_the_same_under_stops_aborts_and_preemption(
     aborted: set[int] = set()
     for request in requests:
         simulation.submit(request)
-        for _ in range(rng.randrange(4)):
-            simulation.step()
+        simulation.step(rng.randrange(4))
         if rng.random() < 0.3:
             unended = [n for n in range(request.id + 1) if n not in simulation.finished]
             if unended:
@@ -191,8 +190,7 @@ def test_a_step_that_fails_in_flight_fails_its_sequences_and_no_others() -> None
     simulation.runner.breaks_at = 4
     first, later = generate(0, [1, 2, 3], 40), generate(1, [4, 5, 6], 8)
     simulation.submit(first)
-    for _ in range(4):
-        simulation.step()
+    simulation.step(4)
     simulation.run(later)
     assert simulation.finished[0] is ErrorCode.INTERNAL
     assert simulation.outputs[0] == alone(first)[:3]
@@ -280,8 +278,7 @@ def test_what_is_in_flight_counts_when_its_model_has_to_leave() -> None:
     requests = (generate(0, [token] * 2 * PAGE_TOKENS, 30) for token in range(VOCAB))
     request = next(request for request in requests if len(alone(request)) == 30)
     simulation.submit(request)
-    for _ in range(5):
-        simulation.step()
+    simulation.step(5)
     assert len(simulation.outputs[0]) == 4, "one is in flight"
     simulation.suspend()
     assert len(simulation.outputs[0]) == 5

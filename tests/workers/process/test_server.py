@@ -7,7 +7,7 @@ import contextlib
 import gc
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from adapters.reference import AdapterRef
+from tests.waiting import eventually
 from workers.process.health import HealthServer
 from workers.process.server import Command, Delivery, Disconnected, Drained, Server
 from workers.wire.frames import (
@@ -86,12 +87,6 @@ class Gateway:
         return message
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
     server = Server(f"unix:{tmp_path}/w", instance_id="w", outbox_bytes=1 << 20)
@@ -123,7 +118,7 @@ async def submit(engine: Engine, gate: Gateway, *ids: int) -> int:
     for sequence_id in ids:
         gate.connection.send(request(sequence_id))
     last = request(ids[-1])
-    await until(lambda: any(message == last for _, message in engine.posted))
+    await eventually(lambda: any(message == last for _, message in engine.posted))
     return next(number for number, message in reversed(engine.posted) if message == last)
 
 
@@ -138,7 +133,7 @@ async def test_a_gateway_hears_the_models_and_each_step_in_one_frame(engine: Eng
         assert await one.receive() == frame
         assert await two.receive() == failed
         one.connection.send(Abort(1))
-        await until(lambda: engine.posted[-1] == (first, Abort(1)))
+        await eventually(lambda: engine.posted[-1] == (first, Abort(1)))
         last = StepFrame([output(1, FinishReason.ABORT)], [PromptProgress(1, 1, 0)])
         engine.step([(first, last)])
         assert await one.receive() == last
@@ -151,7 +146,7 @@ async def test_probes_and_desired_state_pass_through(engine: Engine) -> None:
         probe, desired = Probe(7, "m", AdapterRef("0" * 64)), Desired(3, [])
         one.connection.send(probe)
         one.connection.send(desired)
-        await until(lambda: engine.posted[-2:] == [(number, probe), (number, desired)])
+        await eventually(lambda: engine.posted[-2:] == [(number, probe), (number, desired)])
         result = ProbeResult(7, "layout", "sum")
         engine.step([(number, result), (0, STATUS)])
         assert await one.receive() == result
@@ -161,7 +156,7 @@ async def test_probes_and_desired_state_pass_through(engine: Engine) -> None:
 async def test_a_gateway_that_leaves_has_its_work_aborted(engine: Engine) -> None:
     async with gateway(engine) as gate:
         number = await submit(engine, gate, 1)
-    await until(lambda: engine.posted[-1] == (number, Disconnected()))
+    await eventually(lambda: engine.posted[-1] == (number, Disconnected()))
     engine.step([(number, StepFrame([output(1)]))])
     assert engine.posted.count((number, Disconnected())) == 1
 
@@ -188,7 +183,7 @@ async def test_what_arrives_as_a_gateway_is_cut_is_dropped(engine: Engine) -> No
         loop.call_at(loop.time(), engine.server._drop, number)
         with contextlib.suppress(TransportError):
             assert await gate.connection.receive() is None
-    await until(lambda: engine.posted[-1] == (number, Disconnected()))
+    await eventually(lambda: engine.posted[-1] == (number, Disconnected()))
     gc.collect()
     assert not unhandled
 
@@ -210,7 +205,7 @@ async def test_drain_waits_for_what_runs(engine: Engine) -> None:
         await asyncio.sleep(0)
         # The engine learns of it after its step, which may be long; probes at once.
         assert engine.server.why_not_ready() == "draining"
-        await until(lambda: isinstance(engine.posted[-1][1], Drain))
+        await eventually(lambda: isinstance(engine.posted[-1][1], Drain))
         engine.step([(0, msgspec.structs.replace(STATUS, draining=True))])
         ends = [StepFrame([output(1, FinishReason.STOP)]), Failed(2, ErrorCode.INTERNAL, "no")]
         engine.step([(number, end) for end in ends])
@@ -305,7 +300,7 @@ async def test_garbage_and_a_second_hello_end_the_connection_and_its_work(engine
         async with gateway(engine) as gate:
             connection = await submit(engine, gate, number)
             gate.connection.send(Hello(PROTOCOL_VERSION, "g"))
-            await until(lambda: engine.posted[-1][1] == Disconnected())
+            await eventually(lambda: engine.posted[-1][1] == Disconnected())
             assert engine.posted[-1][0] == connection
     reader, writer = await asyncio.open_unix_connection(engine.server.address[5:])
     writer.write(b"GET / HTTP/1.1\r\n\r\n")
@@ -328,14 +323,14 @@ async def test_a_worker_that_can_serve_no_model_is_not_ready_and_says_why(engine
         server.deliver([(0, status)])
 
     report()
-    await until(lambda: server.status is not None)
+    await eventually(lambda: server.status is not None)
     assert server.why_not_ready() is None, "one may be registered"
     report(model(UNSATISFIABLE, "needs 2.00 GiB"), model(UNSATISFIABLE, "its head_dim is 7", "n"))
-    await until(lambda: server.why_not_ready() is not None)
+    await eventually(lambda: server.why_not_ready() is not None)
     reason = server.why_not_ready()
     assert reason == "no base model can be served: m: unsatisfiable: needs 2.00 GiB"
     report(model(UNSATISFIABLE, "needs 2.00 GiB"), model("cold", name="n"))
-    await until(lambda: server.why_not_ready() is None)
+    await eventually(lambda: server.why_not_ready() is None)
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "unix"])

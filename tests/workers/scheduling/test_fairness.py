@@ -111,16 +111,13 @@ def test_giant_prompts_gain_and_lose_nothing_where_rows_are_short() -> None:
 def test_who_comes_back_has_no_credit_and_no_debt() -> None:
     rng = random.Random(1)
     market = Market(max_num_seqs=4, max_batched_tokens=64)
-    for _ in range(20):
-        market.offer(ask(rng, "busy", 30, 10))
-    for _ in range(60):
-        market.step()
+    market.offer(*(ask(rng, "busy", 30, 10) for _ in range(20)))
+    market.step(60)
     before = dict(market.counts.served)
     for _ in range(20):
         market.offer(ask(rng, "back", 30, 10))
         market.offer(ask(rng, "busy", 30, 10))
-    for _ in range(60):
-        market.step()
+    market.step(60)
     busy = market.counts.served["busy"] - before["busy"]
     assert market.counts.served["back"] == pytest.approx(busy, rel=0.25)
 
@@ -166,10 +163,8 @@ def test_a_tenant_orders_by_priority_then_deadline_then_arrival() -> None:
         ask(rng, "t", 8, 2),
         ask(rng, "t", 8, 2, priority=1),
     )
-    for request in (first, last, hurried, urgent):
-        market.offer(request)
-    while market.engine.has_work:
-        market.step()
+    market.offer(first, last, hurried, urgent)
+    market.run()
     order = sorted(market.first_s, key=market.first_s.__getitem__)
     assert order == [r.id for r in (blocker, urgent, hurried, first, last)]
 
@@ -178,22 +173,18 @@ def test_a_giant_prompt_holds_others_up_by_a_chunk() -> None:
     rng = random.Random(4)
     market = Market(num_pages=300, max_num_seqs=8, max_batched_tokens=64)
     market.offer(ask(rng, "giant", 3000, 4))
-    for _ in range(10):
-        market.step()
+    market.step(10)
     small = ask(rng, "small", 20, 4)
     market.offer(small)
-    for _ in range(2):
-        market.step()
+    market.step(2)
     assert small.id in market.first_s
 
 
 def test_who_fills_all_rows_with_long_answers_leaves_one_for_others() -> None:
     rng = random.Random(11)
     market = Market(num_pages=800, max_num_seqs=16, max_batched_tokens=128)
-    for _ in range(30):
-        market.offer(ask(rng, "heavy", 20, 400))
-    for _ in range(20):
-        market.step()
+    market.offer(*(ask(rng, "heavy", 20, 400) for _ in range(30)))
+    market.step(20)
     lights = [ask(rng, "light", 20, 4) for _ in range(3)]
     for light in lights:
         market.offer(light)
@@ -210,16 +201,12 @@ def test_each_of_several_others_finds_a_row_at_the_same_moment() -> None:
     rng = random.Random(12)
     market = Market(num_pages=4000, max_num_seqs=32, max_batched_tokens=512)
     others = ["one", "two", "three"]
-    for tenant in others:
-        market.offer(ask(rng, tenant, 20, 400))
-    for _ in range(60):
-        market.offer(ask(rng, "heavy", 20, 400))
-    for _ in range(20):
-        market.step()
+    market.offer(*(ask(rng, tenant, 20, 400) for tenant in others))
+    market.offer(*(ask(rng, "heavy", 20, 400) for _ in range(60)))
+    market.step(20)
     num_running = len(market.scheduler.running)
     more = [ask(rng, tenant, 20, 400) for tenant in others]
-    for request in more:
-        market.offer(request)
+    market.offer(*more)
     market.step()
     market.step()
     assert num_running == 32 - len(others)
@@ -265,10 +252,8 @@ def test_beside_one_that_asks_for_more_than_there_is_others_begin_as_if_alone() 
 def test_of_two_in_turn_alike_who_has_less_running_is_first() -> None:
     rng = random.Random(16)
     market = Market(num_pages=800, max_num_seqs=16, max_batched_tokens=64)
-    for _ in range(12):
-        market.offer(ask(rng, "heavy", 60, 200))
-    for _ in range(6):
-        market.step()
+    market.offer(*(ask(rng, "heavy", 60, 200) for _ in range(12)))
+    market.step(6)
     light = ask(rng, "light", 30, 4)
     market.offer(light)
     market.step()
@@ -280,10 +265,8 @@ def test_what_expired_is_never_begun() -> None:
     rng = random.Random(5)
     market = Market(max_num_seqs=2, max_batched_tokens=64)
     requests = [ask(rng, f"t{n % 3}", 60, 30, timeout_s=1.0) for n in range(60)]
-    for request in requests:
-        market.offer(request)
-    while market.engine.has_work:
-        market.step()
+    market.offer(*requests)
+    market.run()
     assert market.clock.now > 1.0
     expired = {n for n, failed in market.failed.items() if failed.code is ErrorCode.EXPIRED}
     assert expired and market.ended
@@ -300,8 +283,7 @@ def test_memory_is_taken_from_batch_first_then_from_who_was_charged_most(
     rng = random.Random(6)
     market = Market(num_pages=24, max_num_seqs=8, max_batched_tokens=512)
     for tenant, service_class, num in [("a", STANDARD, 1), ("b", STANDARD, 1), ("c", other, 2)]:
-        for _ in range(num):
-            market.offer(ask(rng, tenant, 60, 120, service_class=service_class))
+        market.offer(*(ask(rng, tenant, 60, 120, service_class=service_class) for _ in range(num)))
     preempted: list[str] = []
     while market.engine.has_work and not preempted:
         running = {s.request.id: s.request.tenant for s in market.scheduler.running}
@@ -379,13 +361,10 @@ def test_adapters_that_are_there_and_the_base_go_on_while_another_waits_for_room
     market = Market(max_num_seqs=8, max_batched_tokens=128, pool=StubPool(num_slots=1))
     market.offer(ask(rng, "a", 20, 500, adapter="held"))
     market.step()
-    for n in range(40):
-        market.offer(ask(rng, "a", 20, 5, adapter=f"none{n}"))
+    market.offer(*(ask(rng, "a", 20, 5, adapter=f"none{n}") for n in range(40)))
     others = [ask(rng, "b", 20, 5, adapter=rng.choice([None, "held"])) for _ in range(20)]
-    for request in others:
-        market.offer(request)
-    for _ in range(60):
-        market.step()
+    market.offer(*others)
+    market.step(60)
     assert {request.id for request in others} <= market.ended
 
 
@@ -414,8 +393,7 @@ def test_tokens_are_on_time_beside_long_prompts(service_class: ServiceClass) -> 
     market = Market(num_pages=1200, max_num_seqs=8, max_batched_tokens=512)
     stream = ask(rng, "a", 10, 200, service_class=service_class)
     market.offer(stream)
-    for _ in range(10):
-        market.step()
+    market.step(10)
     (sequence,) = market.scheduler.running
     longest_s, begin_s = 0.0, market.clock.now
     while stream.id not in market.ended:

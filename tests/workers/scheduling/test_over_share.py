@@ -132,17 +132,14 @@ def test_an_over_share_tenant_gives_a_slot_to_each_sequence_that_finds_none() ->
     rng = random.Random(24)
     device = market()
     tenants = [f"light{number}" for number in range(3)]
-    for tenant in tenants:
-        device.offer(ask(rng, tenant, 10, 4000))
-    for _ in range(60):
-        device.offer(ask(rng, "heavy", 200, 1000))
+    device.offer(*(ask(rng, tenant, 10, 4000) for tenant in tenants))
+    device.offer(*(ask(rng, "heavy", 200, 1000) for _ in range(60)))
     while len(device.scheduler.running) < 29 or over_share(device) != {"heavy"}:
         device.step()
     for number in range(9):
         light = ask(rng, tenants[number % 3], 100, 400)
         device.offer(light)
-        for _ in range(3):
-            device.step()
+        device.step(3)
         assert light.id in device.first_s, number
     assert device.scheduler.num_preemptions >= 4
 
@@ -156,18 +153,15 @@ def test_slots_are_kept_for_tenants_within_their_share(
     rng = random.Random(27)
     device = market()
     for number, count in enumerate(num_running):
-        for _ in range(count):
-            device.offer(ask(rng, f"light{number}", 10, 4000))
-    for _ in range(60):
-        device.offer(ask(rng, "heavy", 400, 1000))
+        device.offer(*(ask(rng, f"light{number}", 10, 4000) for _ in range(count)))
+    device.offer(*(ask(rng, "heavy", 400, 1000) for _ in range(60)))
     while len(device.scheduler.running) < 29 or over_share(device) != {"heavy"}:
         device.step()
     running = [sequence.request.tenant for sequence in device.scheduler.running]
     assert running.count("heavy") == num_heavy
     light = ask(rng, "light0", 20, 400)
     device.offer(light)
-    for _ in range(3):
-        device.step()
+    device.step(3)
     assert light.id in device.first_s
     assert device.scheduler.num_preemptions == 0
 
@@ -176,19 +170,14 @@ def test_an_over_share_tenant_without_a_slot_keeps_no_other_from_one() -> None:
     """The first of two is as much in turn as the over-share tenant, the other after it."""
     rng = random.Random(29)
     device = market()
-    for tenant in ("light", "other"):
-        device.offer(ask(rng, tenant, 10, 4000))
-    for _ in range(60):
-        device.offer(ask(rng, "heavy", 200, 1000))
-    for _ in range(200):
-        device.step()
+    device.offer(*(ask(rng, tenant, 10, 4000) for tenant in ("light", "other")))
+    device.offer(*(ask(rng, "heavy", 200, 1000) for _ in range(60)))
+    device.step(200)
     assert len(device.scheduler.running) == 30
     assert over_share(device) == {"heavy"}
     lights = [ask(rng, "light", 200, 400) for _ in range(2)]
-    for light in lights:
-        device.offer(light)
-    for _ in range(3):
-        device.step()
+    device.offer(*lights)
+    device.step(3)
     assert all(light.id in device.first_s for light in lights)
 
 
@@ -201,15 +190,13 @@ def test_no_slot_is_taken_from_an_over_share_tenant_that_has_few() -> None:
         num_over_share = 0
         for _ in range(num_steps):
             waiting = [s for s in waiting_of(device.scheduler) if s.request.tenant == "heavy"]
-            for _ in range(2 - len(waiting)):
-                device.offer(ask(rng, "heavy", LONG_PROMPT, 2))
+            device.offer(*(ask(rng, "heavy", LONG_PROMPT, 2) for _ in range(2 - len(waiting))))
             device.step()
             num_over_share += over_share(device) == {"heavy"}
         return num_over_share
 
     for num_more, num_steps in ((3, 200), (4, 100)):
-        for number in range(4 * num_more):
-            device.offer(ask(rng, f"light{number % 4}", 10, 2000))
+        device.offer(*(ask(rng, f"light{number % 4}", 10, 2000) for number in range(4 * num_more)))
         num_over_share = keep_long_prompts(num_steps)
     assert num_over_share
     assert len(device.scheduler.running) == 16
@@ -234,8 +221,7 @@ def test_answers_of_who_gave_up_rows_are_whole() -> None:
     for _ in range(30):
         for _ in range(3):
             submit("light", 10, 3)
-        for _ in range(30):
-            simulation.step()
+        simulation.step(30)
     simulation.run()
     assert simulation.scheduler.num_preemptions > 20
     assert_equals_alone(simulation, requests)

@@ -101,8 +101,7 @@ def test_aborted_and_suspended_sequences_leave_nothing(simulation: Simulation) -
     requests = mixed(16)
     for request in requests:
         simulation.submit(request)
-    for _ in range(6):
-        simulation.step()
+    simulation.step(6)
     aborted = [number for number in range(0, 16, 3) if number not in simulation.finished]
     for number in aborted:
         simulation.engine.abort(0, number)
@@ -130,8 +129,7 @@ def test_a_held_model_starts_nothing(simulation: Simulation) -> None:
     simulation.is_held = True
     for request in mixed(4):
         simulation.submit(request)
-    for _ in range(3):
-        simulation.step()
+    simulation.step(3)
     assert not simulation.scheduler.running and len(simulation.scheduler.waiting) == 4
     simulation.is_held = False
     simulation.run()

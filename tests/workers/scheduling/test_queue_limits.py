@@ -31,19 +31,16 @@ def test_a_newcomer_pushes_out_the_newest_of_who_fills_more_than_his_share() -> 
     rng = random.Random(1)
     market = Market(bounds=QueueBounds(max_requests=8))
     heavy = [ask(rng, "heavy", 10, 4) for _ in range(9)]
-    for request in heavy:
-        market.offer(request)
+    market.offer(*heavy)
     assert set(market.failed) == {heavy[-1].id}
     light = [ask(rng, "light", 10, 4) for _ in range(5)]
-    for request in light:
-        market.offer(request)
+    market.offer(*light)
     assert waiting(market) == {"heavy": 4, "light": 4}
     assert set(market.failed) == {*(r.id for r in heavy[4:]), light[-1].id}
     for failed in market.failed.values():
         assert failed.code is ErrorCode.OVERLOADED
         assert failed.retry_after_s >= 1.0
-    while market.engine.has_work:
-        market.step()
+    market.run()
     assert market.ended == {r.id for r in heavy[:4] + light[:4]}
 
 
@@ -71,18 +68,15 @@ def test_who_would_then_be_as_full_pushes_nobody_out() -> None:
     """Or else two would push each other out in turn."""
     rng = random.Random(11)
     market = Market(bounds=QueueBounds(max_requests=7))
-    for _ in range(7):
-        market.offer(ask(rng, "heavy", 10, 4))
-    for _ in range(9):
-        market.offer(ask(rng, "light", 10, 4))
+    market.offer(*(ask(rng, "heavy", 10, 4) for _ in range(7)))
+    market.offer(*(ask(rng, "light", 10, 4) for _ in range(9)))
     assert waiting(market) == {"heavy": 4, "light": 3}
 
 
 def test_shares_of_the_queue_follow_weight_and_class() -> None:
     rng = random.Random(2)
     market = Market(bounds=QueueBounds(max_requests=40))
-    for _ in range(60):
-        market.offer(ask(rng, "batch", 10, 4, service_class=ServiceClass.BATCH))
+    market.offer(*(ask(rng, "batch", 10, 4, service_class=ServiceClass.BATCH) for _ in range(60)))
     for _ in range(60):
         market.offer(ask(rng, "one", 10, 4))
         market.offer(ask(rng, "two", 10, 4, weight=2))
@@ -94,8 +88,7 @@ def test_giant_prompts_are_pushed_out_by_what_they_weigh() -> None:
     market = Market(num_pages=200, bounds=QueueBounds(max_tokens=3000))
     giants = [ask(rng, "giant", 1400, 4) for _ in range(2)]
     small = [ask(rng, "small", 100, 4) for _ in range(14)]
-    for request in giants + small:
-        market.offer(request)
+    market.offer(*giants + small)
     assert set(market.failed) == {giants[1].id}
     refused = ask(rng, "giant", 1400, 4)
     market.offer(refused)
@@ -111,12 +104,10 @@ def test_a_prompt_longer_than_the_queue_waits_only_where_nobody_does() -> None:
     too_long = ask(rng, "b", 1001, 4)
     market.offer(too_long)
     assert set(market.failed) == {too_long.id}
-    while market.engine.has_work:
-        market.step()
+    market.run()
     again = ask(rng, "b", 1001, 4)
     market.offer(again)
-    while market.engine.has_work:
-        market.step()
+    market.run()
     assert again.id in market.ended
 
 
@@ -179,10 +170,8 @@ def test_those_who_find_free_rows_are_not_refused_for_how_long_answers_are() -> 
     measure_speed(market.engine, market.clock)
     for _ in range(2):
         burst = [long_answer() for _ in range(24)]
-        for request in burst:
-            market.offer(request)
-        while market.engine.has_work:
-            market.step()
+        market.offer(*burst)
+        market.run()
         begun = {request.id for request in burst[:8]}
         assert not begun & market.failed.keys()
         assert market.failed.keys() >= {request.id for request in burst[8:]}
@@ -191,10 +180,8 @@ def test_those_who_find_free_rows_are_not_refused_for_how_long_answers_are() -> 
 def test_what_cannot_be_in_time_is_refused_at_once() -> None:
     rng = random.Random(6)
     market = Market(max_num_seqs=2, max_batched_tokens=64)
-    for _ in range(60):
-        market.offer(ask(rng, "t", 50, 30))
-    for _ in range(200):
-        market.step()
+    market.offer(*(ask(rng, "t", 50, 30) for _ in range(60)))
+    market.step(200)
     hurried, patient = ask(rng, "t", 50, 30, timeout_s=0.5), ask(rng, "t", 50, 30, timeout_s=600.0)
     market.offer(hurried)
     market.offer(patient)
@@ -207,13 +194,10 @@ def test_refused_requests_of_a_new_tenant_come_again_one_after_the_other() -> No
     """The tenant has no queue as long as each of its requests is refused."""
     rng = random.Random(6)
     market = Market(max_num_seqs=2, max_batched_tokens=64)
-    for _ in range(60):
-        market.offer(ask(rng, "t", 50, 30))
-    for _ in range(200):
-        market.step()
+    market.offer(*(ask(rng, "t", 50, 30) for _ in range(60)))
+    market.step(200)
     refused = [ask(rng, "new", 50, 30, timeout_s=0.1) for _ in range(40)]
-    for request in refused:
-        market.offer(request)
+    market.offer(*refused)
     waits = [market.failed[request.id].retry_after_s for request in refused]
     assert sorted(waits) == waits and 2 * waits[0] < waits[-1] <= MAX_RETRY_S
 
@@ -222,8 +206,7 @@ def test_a_resumed_answer_is_never_refused_nor_pushed_out() -> None:
     rng = random.Random(7)
     market = Market(bounds=QueueBounds(max_requests=2))
     resumed = [ask(rng, "a", 20, 30, num_resumed=5) for _ in range(3)]
-    for request in resumed:
-        market.offer(request)
+    market.offer(*resumed)
     market.offer(ask(rng, "b", 10, 4))
     assert waiting(market) == {"a": 3}
     assert not market.failed.keys() & {request.id for request in resumed}
@@ -256,8 +239,7 @@ def test_the_bounds_hold_and_nobody_is_lost(
         assert len(market.scheduler.waiting) == len(waiting_of(market.scheduler)) <= max_requests
         is_alone = len(market.scheduler.waiting) == 1
         assert market.scheduler.num_waiting_tokens <= max_tokens or is_alone
-    while market.engine.has_work:
-        market.step()
+    market.run()
     assert market.ended | market.failed.keys() == asked
     assert not market.ended & market.failed.keys()
     assert market.scheduler.policy.status.weight == 0
@@ -287,8 +269,7 @@ def test_a_weight_below_one_is_refused_by_name() -> None:
 def test_nobody_is_refused_for_a_wait_that_was_never_measured(num_requests: int) -> None:
     rng = random.Random(11)
     market = Market(bounds=QueueBounds(max_wait_s=0.001))
-    for _ in range(num_requests):
-        market.offer(ask(rng, "a", 10, 4))
+    market.offer(*(ask(rng, "a", 10, 4) for _ in range(num_requests)))
     assert not market.failed
 
 
@@ -309,11 +290,9 @@ def test_a_queue_that_none_has_left_yet_is_not_taken_for_one_that_never_moves() 
     market = Market(max_num_seqs=1, bounds=QueueBounds(max_wait_s=15.0))
     stood_still(market)
     newcomers = [ask(random.Random(13), "a", 180, 4) for _ in range(4)]
-    for request in newcomers:
-        market.offer(request)
+    market.offer(*newcomers)
     assert not market.failed
-    while market.engine.has_work:
-        market.step()
+    market.run()
     assert market.ended >= {request.id for request in newcomers}
 
 
@@ -340,8 +319,7 @@ def test_time_in_which_the_model_was_away_says_nothing_of_the_queue() -> None:
     market.engine.set_runner(runner)
     for number in range(16):
         market.offer(ask(rng, f"t{number}", 10, 4, service_class=ServiceClass.INTERACTIVE))
-    while market.engine.has_work:
-        market.step()
+    market.run()
     assert not market.failed
 
 
@@ -368,8 +346,7 @@ def test_a_cold_adapter_that_is_long_in_coming_keeps_nobody_else_out() -> None:
         market.step()
     other = ask(rng, "other", 10, 4, service_class=ServiceClass.INTERACTIVE)
     market.offer(other)
-    for _ in range(5):
-        market.step()
+    market.step(5)
     assert other.id in market.ended
 
 
@@ -387,13 +364,11 @@ def test_of_a_burst_on_a_fresh_worker_what_cannot_be_in_time_is_refused_at_once(
         ask(rng, f"t{n % num_tenants}", 600, 32, service_class=ServiceClass.INTERACTIVE)
         for n in range(309)
     ]
-    for request in requests:
-        market.offer(request)
+    market.offer(*requests)
     refused = dict(market.failed)
     assert all(failed.code is ErrorCode.OVERLOADED for failed in refused.values())
     assert all(failed.retry_after_s >= 1.0 for failed in refused.values())
-    while market.engine.has_work:
-        market.step()
+    market.run()
     assert market.failed == refused, "nothing is refused later"
     accepted = [request.id for request in requests if request.id not in refused]
     waits = [market.first_s[number] - market.arrived_s[number] for number in accepted]
@@ -430,12 +405,10 @@ def test_a_wait_at_another_worker_counts_towards_the_longest() -> None:
             )
             for _ in range(100)
         ]
-        for request in requests:
-            market.offer(request)
+        market.offer(*requests)
         found = {request.id for request in requests} - market.failed.keys()
         market.counts.slowdown = 2.0
-        while market.engine.has_work:
-            market.step()
+        market.run()
         return found
 
     max_wait_s = TERMS[ServiceClass.STANDARD].ttft_s

@@ -84,8 +84,7 @@ def test_batched_with_strangers_equals_alone(
     ]
     for request in requests:
         simulation.submit(request)
-        for _ in range(rng.randrange(3)):
-            simulation.step()
+        simulation.step(rng.randrange(3))
     simulation.run()
     assert_equals_alone(simulation, requests)
     simulation.assert_at_rest()
@@ -110,8 +109,7 @@ def test_nobody_takes_the_pages_that_one_before_him_waits_for() -> None:
     large, small = generate(1, prompt_of(rng, 100), 4), generate(2, prompt_of(rng, 10), 4)
     simulation.submit(large)
     simulation.submit(small)
-    for _ in range(20):
-        simulation.step()
+    simulation.step(20)
     assert not simulation.outputs[1] and not simulation.outputs[2]
     simulation.run()
     assert_equals_alone(simulation, [large, small])
@@ -135,8 +133,7 @@ def test_what_a_prompt_finds_of_itself_after_a_preemption_was_not_cached() -> No
     simulation.run(generate(0, prefix + prompt_of(rng, 5), 1))
     queried, hit = simulation.scheduler.num_queried_tokens, simulation.scheduler.num_hit_tokens
     simulation.submit(generate(1, prefix + prompt_of(rng, 200), 4))
-    for _ in range(2):
-        simulation.step()
+    simulation.step(2)
     simulation.suspend()
     simulation.run()
     assert simulation.scheduler.num_preemptions == 1
@@ -164,8 +161,7 @@ def test_what_a_preemption_loses_is_computed_again_at_no_charge() -> None:
         simulation = Simulation(num_pages=128)
         params = SamplingParams(max_tokens=1, seed=0, temperature=0.0, prompt_logprobs=0)
         simulation.submit(msgspec.structs.replace(generate(0, [1] * 200), params=params))
-        for _ in range(2):
-            simulation.step()
+        simulation.step(2)
         account = simulation.scheduler.policy.account(simulation.scheduler.running[0])
         if is_preempted:
             simulation.suspend()
@@ -197,8 +193,7 @@ def test_a_loading_adapter_is_passed_over() -> None:
     warm = generate(1, prompt_of(rng, 20), 5)
     simulation.submit(cold)
     simulation.submit(warm)
-    for _ in range(10):
-        simulation.step()
+    simulation.step(10)
     assert 1 in simulation.finished
     assert 0 not in simulation.finished
     simulation.run()
@@ -253,8 +248,7 @@ def test_abort_frees_everything_within_one_step() -> None:
     simulation = Simulation()
     for number in range(12):
         simulation.submit(generate(number, prompt_of(rng, 30), 50, rng.choice([None, "a", "b"])))
-    for _ in range(4):
-        simulation.step()
+    simulation.step(4)
     for number in range(12):
         simulation.engine.abort(0, number)
     simulation.step()
@@ -482,8 +476,7 @@ def test_the_step_budget_is_kept_and_decodes_go_first() -> None:
     simulation.step()
     before = len(simulation.outputs[0])
     simulation.submit(generate(1, prompt_of(rng, 320), 4))
-    for _ in range(5):
-        simulation.step()
+    simulation.step(5)
     assert len(simulation.outputs[0]) == before + 5
     assert max(simulation.ring.last()["num_tokens"]) == 32
 
@@ -519,8 +512,7 @@ def test_sequences_that_wait_do_not_hide_one_that_can_run(reason: str, num_waiti
         params = msgspec.structs.replace(request.params, seed=seed)
         simulation.submit(msgspec.structs.replace(request, params=params))
     simulation.submit(generate(num_waiting, [5] * 4, 1, "here"))
-    for _ in range(3):
-        simulation.step()
+    simulation.step(3)
     assert [*simulation.finished] == [num_waiting]
 
 
@@ -546,8 +538,7 @@ def test_a_step_lists_the_vocabulary_for_one_sequence(num_tokens: int) -> None:
     other = generate(8, [9] * 4, 6, tenant="other")
     params = msgspec.structs.replace(other.params, ignore_eos=True)
     simulation.submit(msgspec.structs.replace(other, params=params))
-    for _ in range(8):
-        simulation.step()
+    simulation.step(8)
     assert len(simulation.outputs[8]) == 6
     simulation.run()
     assert isinstance(simulation.runner, ListedRows)
@@ -575,8 +566,7 @@ def test_sequences_that_wait_for_the_list_of_another_cost_little(
         submit(number, None)
     for number in range(num_running, num_running + num_waiting):
         submit(number, ALL_TOKENS)
-    for _ in range(5):
-        simulation.step()
+    simulation.step(5)
     assert len(simulation.scheduler.running) == num_running + 1
     plain = SamplingParams.lists_vocabulary.fget
     assert plain is not None
@@ -599,8 +589,7 @@ def test_lists_of_the_vocabulary_are_charged_for_generated_tokens_alone() -> Non
     request = next(each for each in requests if 20 < len(alone(each)) < 200)
     params = msgspec.structs.replace(request.params, logprobs=ALL_TOKENS)
     simulation.submit(msgspec.structs.replace(request, params=params))
-    for _ in range(3):
-        simulation.step()
+    simulation.step(3)
     account = simulation.scheduler.policy.account(simulation.scheduler.running[0])
     simulation.suspend()
     simulation.run()

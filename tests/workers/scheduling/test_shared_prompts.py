@@ -46,8 +46,7 @@ def choices(rng: random.Random, first: Generate, count: int, *, ending: int = 0)
 
 
 def finish(market: Market) -> None:
-    while market.engine.has_work:
-        market.step()
+    market.run()
 
 
 @pytest.mark.parametrize(("count", "ending"), [(16, 0), (64, 0), (16, 5), (16, 100)])
@@ -56,8 +55,7 @@ def test_cached_prompts_are_accepted(count: int, ending: int) -> None:
     market, first = fresh_market(), prompt(rng)
     market.offer(first)
     finish(market)
-    for request in choices(rng, first, count, ending=ending):
-        market.offer(request)
+    market.offer(*choices(rng, first, count, ending=ending))
     assert not market.failed
     assert market.scheduler.num_waiting_tokens <= count * (ending + 2 * PAGE_TOKENS)
     finish(market)
@@ -71,8 +69,7 @@ def test_choices_of_a_prompt_count_once(num_prompts: int, count: int) -> None:
     rng = random.Random(2)
     market = fresh_market()
     for _ in range(num_prompts):
-        for request in choices(rng, prompt(rng), count):
-            market.offer(request)
+        market.offer(*choices(rng, prompt(rng), count))
     assert not market.failed
     num_left = num_prompts * count * 2 * PAGE_TOKENS
     assert market.scheduler.num_waiting_tokens <= num_prompts * NUM_TOKENS + num_left
@@ -87,12 +84,10 @@ def test_prompts_that_are_computed_are_refused_after_many_that_were_cached() -> 
     market, first = fresh_market(), prompt(rng)
     market.offer(first)
     finish(market)
-    for request in choices(rng, first, 64):
-        market.offer(request)
+    market.offer(*choices(rng, first, 64))
     finish(market)
     requests = [prompt(rng, 600) for _ in range(100)]
-    for request in requests:
-        market.offer(request)
+    market.offer(*requests)
     refused = market.failed.keys()
     assert refused, "100 prompts take a minute"
     finish(market)
@@ -108,8 +103,7 @@ def test_a_choice_counts_whole_once_the_one_that_it_waited_for_has_gone() -> Non
     rng = random.Random(4)
     market = fresh_market()
     requests = choices(rng, prompt(rng), 3)
-    for request in requests:
-        market.offer(request)
+    market.offer(*requests)
     for number, request in enumerate(requests):
         num_left = len(requests) - number
         tokens = market.scheduler.num_waiting_tokens
@@ -212,8 +206,7 @@ def test_waiting_for_a_shared_prompt_touches_few_pages(monkeypatch: pytest.Monke
     market, first = fresh_market(), prompt(rng)
     market.offer(first)
     market.step()
-    for request in choices(rng, first, 63, ending=1):
-        market.offer(request)
+    market.offer(*choices(rng, first, 63, ending=1))
     counts: Counter[str] = Counter()
     for owner, name in ((PagePool, "retain"), (PrefixCache, "__contains__"), (PageHasher, "key")):
         call = getattr(owner, name)

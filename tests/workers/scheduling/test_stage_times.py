@@ -65,8 +65,7 @@ def test_a_model_that_is_away_is_waited_for() -> None:
     """The second sequence arrives while the model is away."""
     simulation = Simulation(num_pages=128)
     simulation.submit(traced(generate(0, [1] * 20, 30)))
-    for _ in range(3):
-        simulation.step()
+    simulation.step(3)
     simulation.suspend()
     left_s = simulation.clock.now
     runner = simulation.engine.runner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from adapters.reference import AdapterRef
 from tests.handles import Handle
 from tests.proxy import Proxy, Way, everything
 from tests.scripted_worker import LAYOUT, Reply, Script, ScriptedWorker, proved
+from tests.waiting import eventually
 from workers.wire.client import Silence, WorkerClient, WorkerFailed
 from workers.wire.frames import (
     MAX_FRAME_BYTES,
@@ -51,18 +52,12 @@ def forever(asked: Generate) -> Reply:
     return Reply(asked.tokens, never_ends=True)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
 @contextlib.asynccontextmanager
 async def running(address: str) -> AsyncIterator[WorkerClient]:
     client = WorkerClient(address)
     task = asyncio.create_task(client.run())
     try:
-        await until(lambda: client.is_ready)
+        await eventually(lambda: client.is_ready)
         yield client
     finally:
         task.cancel()
@@ -119,11 +114,11 @@ async def test_cancel_frees_the_sequence_ends_the_iteration_and_may_be_called_tw
         handle.cancel()
         handle.cancel()
         assert set(await waiting) <= {5}
-        await until(lambda: worker.num_running == 1)
+        await eventually(lambda: worker.num_running == 1)
         assert [each.id for each in worker.aborted] == [handle.id] and client.num_open == 1
         assert (await anext(other)).tokens == [6]
         other.cancel()
-        await until(lambda: worker.num_running == 0)
+        await eventually(lambda: worker.num_running == 0)
 
 
 async def test_a_failure_is_raised_after_the_tokens_before_it(tmp_path: Path) -> None:
@@ -153,9 +148,9 @@ async def test_a_lost_worker_fails_all_that_is_open_and_is_found_again(tmp_path:
             assert not client.is_ready and client.num_open == 0 and client.models == {}
             with pytest.raises(WorkerFailed, match="no connection"):
                 Handle(client, request())
-            await until(lambda: len(worker.aborted) == 2)
+            await eventually(lambda: len(worker.aborted) == 2)
         async with worker:
-            await until(lambda: client.is_ready)
+            await eventually(lambda: client.is_ready)
             assert (await anext(Handle(client, request([4])))).tokens == [4]
 
 
@@ -163,14 +158,14 @@ async def test_status_and_drain_change_readiness(tmp_path: Path) -> None:
     async with pair(tmp_path, echo) as (worker, client):
         assert client.status is None
         worker.report()
-        await until(lambda: client.status is not None)
+        await eventually(lambda: client.status is not None)
         assert client.is_ready
         client.prefetch("m", AdapterRef("sha256:1"))
         client.drain()
-        await until(lambda: not client.is_ready)
+        await eventually(lambda: not client.is_ready)
         assert worker.prefetched[0].digest == "sha256:1" and client.status is not None
         async with running_late(worker.address) as late:
-            await until(lambda: late.status is not None)
+            await eventually(lambda: late.status is not None)
             assert not late.is_ready, "a new gateway hears of the drain at once"
 
 
@@ -189,15 +184,15 @@ async def test_a_probe_ends_with_the_connection_and_needs_one(tmp_path: Path) ->
         worker.probe_script = lambda _: None
         waiting = [asyncio.create_task(client.probe("m", AdapterRef("0" * 64))) for _ in range(2)]
         given_up = asyncio.create_task(client.probe("m", AdapterRef("1" * 64)))
-        await until(lambda: len(worker.probed) == 3)
+        await eventually(lambda: len(worker.probed) == 3)
         given_up.cancel()
-        await until(lambda: worker.withdrawn == [worker.probed[2].id])
+        await eventually(lambda: worker.withdrawn == [worker.probed[2].id])
         await worker.server.close()
         for probe in waiting:
             with pytest.raises(WorkerFailed) as failed:
                 await probe
             assert failed.value.code is ErrorCode.WORKER_LOST
-        await until(lambda: not client.is_ready)
+        await eventually(lambda: not client.is_ready)
         with pytest.raises(WorkerFailed, match="no connection"):
             await client.probe("m", AdapterRef("0" * 64))
 
@@ -212,11 +207,11 @@ async def test_what_is_wanted_is_said_again_after_a_reconnect(tmp_path: Path) ->
             client = await stack.enter_async_context(running(worker.address))
             client.want(wanted(1))
             client.want(wanted(2))
-            await until(lambda: len(worker.desired) == 2)
-        await until(lambda: not client.is_ready)
+            await eventually(lambda: len(worker.desired) == 2)
+        await eventually(lambda: not client.is_ready)
         client.want(wanted(3))
         async with worker:
-            await until(lambda: client.status is not None and client.status.generation == 3)
+            await eventually(lambda: client.status is not None and client.status.generation == 3)
             assert worker.desired == [wanted(1), wanted(2), wanted(3)]
 
 
@@ -274,14 +269,14 @@ async def test_a_silent_worker_s_sequences_may_go_and_it_is_taken_back(tmp_path:
         kept = client.send(request([1]), heard.append)
         moved = client.send(request([2]), lambda _: client.cancel(moved))
         worker.is_awake = False
-        await until(lambda: client.is_silent)
-        await until(lambda: len(heard) >= 2)
+        await eventually(lambda: client.is_silent)
+        await eventually(lambda: len(heard) >= 2)
         assert set(map(type, heard)) == {Silence} and client.num_open == 1
         assert client.is_ready, "there may be no other"
         assert client.lives("moody"), "a machine may be too busy for pulses"
-        await until(lambda: Abort(moved) in worker.told and Abort(kept) not in worker.told)
+        await eventually(lambda: Abort(moved) in worker.told and Abort(kept) not in worker.told)
         worker.is_awake = True
-        await until(lambda: not client.is_silent)
+        await eventually(lambda: not client.is_silent)
         assert worker.num_connections == 1
 
 
@@ -293,10 +288,10 @@ async def test_an_engine_that_hangs_in_a_step_is_as_silent(tmp_path: Path) -> No
         await asyncio.sleep(0.6)
         assert not heard and not client.is_silent
         worker.step_age_s = 61.0
-        await until(lambda: bool(heard))
+        await eventually(lambda: bool(heard))
         assert not client.lives("moody")
         worker.step_age_s = 0.0
-        await until(lambda: not client.is_silent)
+        await eventually(lambda: not client.is_silent)
 
 
 async def test_a_worker_that_is_not_reached_is_as_silent_though_it_pulses(tmp_path: Path) -> None:
@@ -309,7 +304,7 @@ async def test_a_worker_that_is_not_reached_is_as_silent_though_it_pulses(tmp_pa
         proxy.ways["server"] = Way(swallows=everything)
         heard: list[Any] = []
         client.send(request([2]), heard.append)
-        await until(lambda: client.is_silent and bool(heard))
+        await eventually(lambda: client.is_silent and bool(heard))
         assert set(map(type, heard)) == {Silence}
 
 
@@ -324,15 +319,15 @@ async def test_a_connection_that_stays_silent_is_given_up_and_made_anew(tmp_path
                 await asyncio.sleep(0.05)
         assert isinstance(heard[-1], WorkerFailed) and heard[-1].code is ErrorCode.WORKER_LOST
         worker.is_awake = True
-        await until(lambda: client.lives("moody") and worker.num_connections == 2)
+        await eventually(lambda: client.lives("moody") and worker.num_connections == 2)
 
 
 async def test_a_drain_can_be_taken_back(tmp_path: Path) -> None:
     async with pair(tmp_path, echo) as (_, client):
         client.drain()
-        await until(lambda: not client.is_ready)
+        await eventually(lambda: not client.is_ready)
         client.drain(is_on=False)
-        await until(lambda: client.is_ready)
+        await eventually(lambda: client.is_ready)
 
 
 @pytest.mark.parametrize(
@@ -360,11 +355,11 @@ async def test_a_worker_of_a_neighbouring_version_is_let_in(
     async with client.connect():
         assert client.is_ready and client.version == version
         probing = asyncio.create_task(client.probe("m", AdapterRef("0" * 64)))
-        await until(lambda: Probe in received)
+        await eventually(lambda: Probe in received)
         probing.cancel()
         await asyncio.wait([probing])
         client.drain()
-        await until(lambda: Drain in received)
+        await eventually(lambda: Drain in received)
         assert (Withdraw in received) == (version >= 7), "an older one would not understand it"
     await left.wait()
     await listener.close()
@@ -387,7 +382,7 @@ async def test_a_worker_of_another_version_is_refused_by_name(
     assert not client.is_ready
     with caplog.at_level(logging.WARNING):
         task = asyncio.create_task(client.run())
-        await until(lambda: "newer speaks protocol" in caplog.text)
+        await eventually(lambda: "newer speaks protocol" in caplog.text)
     task.cancel()
     await asyncio.wait([task])
     await listener.close()
