@@ -176,6 +176,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_token_gap: Annotated[float, Meta(gt=0, le=60)] = 0.25
     """Maximum seconds between two tokens of a running stream while prompts are computed. Smaller
     values make streams smoother, and slow down long prompts."""
+    max_gap_ratio: Annotated[float, Meta(ge=1.25, le=1000)] = 1.8
+    """Maximum duration of a step that computes prompts beside running streams, as a multiple of its
+    duration without prompts. Smaller values make streams smoother, and slow down prompts."""
     max_model_len: Annotated[int, Meta(ge=5)] | None = None
     """Maximum tokens of prompt and answer together (default: the model's)."""
     max_queued: Positive = 1024

@@ -51,6 +51,8 @@ from workers.wire.protocol import (
 from workers.wire.request_check import RequestLimits
 
 PAGE_BYTES = 16 << 10
+ANY_RATIO = 1e3
+"""Of gaps, for tests in which steps may be as long as the other rules allow."""
 
 
 class StubTimes(LoadTimes):
@@ -193,6 +195,7 @@ class Simulation:
         max_num_seqs: int = 8,
         max_batched_tokens: int = 64,
         max_token_gap_s: float = 0.25,
+        max_gap_ratio: float = 1.8,
         pool: StubPool | None = None,
         bounds: QueueBounds = QueueBounds(),  # noqa: B008
         runner: Callable[[FakeClock, Slots], Runner] = SimulatedRunner,
@@ -217,6 +220,7 @@ class Simulation:
             max_num_seqs=max_num_seqs,
             max_batched_tokens=max_batched_tokens,
             max_token_gap_s=max_token_gap_s,
+            max_gap_ratio=max_gap_ratio,
             bounds=bounds,
         )
         self.slots.scheduler = self.scheduler

@@ -5,8 +5,8 @@ Three rules are applied:
 
 - turns: the class and the tenant charged least are next (`FairQueue`);
 - deadlines: the prompt tokens of a step are limited, so that generated tokens are not late and gaps
-  between two tokens are not too long (`StepBudget`), and requests whose timeout passes before they
-  start are dropped;
+  between two tokens are not too long (`StepBudget`, `GapLimit`), and requests whose timeout passes
+  before they start are dropped;
 - shares: slots, room and time are kept for tenants within their share (`OverShare`).
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 
 from adapters.pool.source import Account
 from workers.policies.fair_queue import FairQueue
+from workers.policies.gap_limit import MAX_GAP_RATIO, GapLimit
 from workers.policies.over_share import ADDED_PART, OverShare
 from workers.policies.queue_forecast import QueueForecast
 from workers.policies.queue_limits import QueueBounds, QueueLimits
@@ -25,7 +26,7 @@ from workers.policies.step_budget import StepBudget
 from workers.policies.step_cost import StepTime
 from workers.policies.tenant_queue import TenantQueue
 from workers.scheduling.policy import QueueStatus, Refusal
-from workers.scheduling.schedule import BlockReason, Schedule, ScheduledSequence
+from workers.scheduling.schedule import BlockReason, Schedule
 from workers.scheduling.sequence import Sequence
 
 MAX_TOKEN_GAP_S = 0.25
@@ -36,6 +37,9 @@ DECODE_COST = 2.0
 LISTED_COST = 256.0
 """Additional charge for a generated token with the log-probabilities of the whole vocabulary.
 Measured: 12 to 37 ms of the host for 131,072 tokens."""
+HURRY_PART = 0.5
+"""Part of the promised time to the first token. Once no more of it is left to a prompt that gets no
+tokens, prompts may make gaps longer (see `GapLimit.hurry`)."""
 CACHED_COST = 0.1
 """Charge for a prompt token that is found in the prefix cache."""
 
@@ -49,24 +53,30 @@ class FairnessPolicy:
         max_num_seqs: int,
         max_batched_tokens: int,
         max_token_gap_s: float = MAX_TOKEN_GAP_S,
+        max_gap_ratio: float = MAX_GAP_RATIO,
         bounds: QueueBounds = QueueBounds(),  # noqa: B008
         memory_tokens: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
-        """max_token_gap_s: maximum seconds of a step that has generating sequences. It is
-        multiplied by the `gap_factor` of the class of each sequence. memory_tokens: function that
+        """max_token_gap_s: maximum seconds of a step that has generating sequences. max_gap_ratio:
+        `max_ratio` of the `GapLimit`. The resulting maximum of a step's seconds is multiplied by
+        the smallest `gap_factor` of its sequences. memory_tokens: function that
         returns the number of tokens whose KV fits into memory."""
         self.queue = queue = FairQueue()
         self.over_share = OverShare(queue, max_num_seqs)
         self._max_batched_tokens = max_batched_tokens
-        self._max_token_gap_s = max_token_gap_s
         self._running: dict[Sequence, None] = {}
         """Running sequences, in the order in which they started."""
         self.step_time = StepTime()
+        self._gap_limit = GapLimit(
+            self.step_time, max_gap_s=max_token_gap_s, max_ratio=max_gap_ratio
+        )
         self._forecast = QueueForecast(
             self.step_time, max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens
         )
         self._limits = QueueLimits(queue, self._forecast, bounds, memory_tokens, self._running)
         self._budget = self._new_budget(Schedule(), frozenset())
+        self._begin_s = 0.0
+        """Predicted time when the device can begin the step that is being scheduled."""
         self._closed_by: BlockReason | None = None
         """Reason why no more sequences may start in this step; None if sequences may start."""
         self._is_spent = False
@@ -131,10 +141,12 @@ class FairnessPolicy:
         """Yields pending sequences in the order in which they get tokens, until the budget has no
         tokens for a sequence. Omits the waiting sequences of tenants that may start no more
         sequences in this step."""
-        schedule.begin_s = self._begin_s(schedule)
+        self._begin_s = schedule.begin_s = self._predict_begin_s(schedule)
         self.over_share.is_closed = self._is_spent = False
         self._closed_by = None
         if not self.queue.has_pending:
+            if schedule.items:
+                self._gap_limit.record(1.0)
             return
         tenants = {self.queue.tenant_of(sequence) for sequence in self._running}
         over_share = frozenset(each for each in tenants if self.over_share.includes(each))
@@ -146,10 +158,13 @@ class FairnessPolicy:
             self._closed_by = BlockReason.PAGES
         elif not schedule.num_free_slots and not over_share:
             self._closed_by = BlockReason.SLOT
+        has_generating = bool(schedule.items)
         for sequence in self.queue.in_turn(self._is_closed_to):
             yield sequence
             if self._is_spent:
-                return
+                break
+        if has_generating:
+            self._gap_limit.record(self._budget.stretch)
 
     def block(self, sequence: Sequence, reason: BlockReason) -> None:
         """Keeps later sequences from starting, so that they do not use the resource that the
@@ -158,6 +173,9 @@ class FairnessPolicy:
         tenant = self.queue.tenant_of(sequence)
         if reason is BlockReason.BUDGET:
             self._is_spent = True
+            hurry_s = due_s(sequence) - HURRY_PART * sequence.terms.ttft_s
+            if self._begin_s > hurry_s:
+                self._gap_limit.hurry()
         elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.CONSTRAINT):
             # An adapter, prefix or constraint that is not ready blocks only its sequence.
             tenant.num_passed += 1
@@ -213,32 +231,32 @@ class FairnessPolicy:
 
     def _new_budget(self, schedule: Schedule, over_share: frozenset[TenantQueue]) -> StepBudget:
         items = schedule.items
+        decode_s = self._predict_s(schedule)
+        gap_factor = min((item.sequence.terms.gap_factor for item in items), default=math.inf)
         within_share = [
             item for item in items if self.queue.tenant_of(item.sequence) not in over_share
         ]
         return StepBudget(
             self.step_time,
             num_tokens=self._max_batched_tokens - schedule.num_tokens,
-            decode_s=self._predict_s(schedule),
+            decode_s=decode_s,
             over_share_s=(1 + ADDED_PART) * self._predict_s(Schedule(within_share))
             if items
             else math.inf,
             seconds=min((due_s(item.sequence) for item in items), default=math.inf)
             - schedule.begin_s,
-            max_gap_s=min(map(self._max_gap_s, items), default=math.inf),
+            max_gap_s=gap_factor * self._gap_limit.seconds(decode_s, schedule.num_tokens)
+            if items
+            else math.inf,
         )
 
     def _predict_s(self, schedule: Schedule) -> float:
         return self.step_time.predict(schedule.num_tokens, schedule.num_attended)
 
-    def _begin_s(self, schedule: Schedule) -> float:
+    def _predict_begin_s(self, schedule: Schedule) -> float:
         """Returns the predicted time when the device can begin the step."""
         ends_s = [each.begin_s + self._predict_s(each) for each in schedule.in_flight]
         return max([schedule.now, *ends_s])
-
-    def _max_gap_s(self, item: ScheduledSequence) -> float:
-        """Returns the maximum seconds of a step that includes this generating sequence."""
-        return self._max_token_gap_s * item.sequence.terms.gap_factor
 
 
 def due_s(sequence: Sequence) -> float:

@@ -64,6 +64,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_token_gap: float = 0.25
     """Maximum seconds of a step in which sequences generate tokens. Limits the prompt tokens that
     such a step also computes. Multiplied by the `gap_factor` of each sequence's service class."""
+    max_gap_ratio: float = 1.8
+    """Maximum of the seconds of such a step, relative to its seconds without prompts."""
     max_model_len: int | None = None
     max_lora_rank: int = 256
     """Maximum rank for which kernels are compiled at start-up. Kernels for a higher rank are

@@ -147,6 +147,7 @@ class ModelBuilder:
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,
             max_token_gap_s=config.max_token_gap,
+            max_gap_ratio=config.max_gap_ratio,
             bounds=self.bounds,
         )
         info = ModelInfo(

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from memory.page_key import PAGE_TOKENS
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
-from tests.workers.simulation import Simulation, StubPool, TokenCount, generate, prompt_of
+from tests.workers.simulation import (
+    ANY_RATIO,
+    Simulation,
+    StubPool,
+    TokenCount,
+    generate,
+    prompt_of,
+)
 from tests.workers.simulator import END, VOCAB, Late, SimulatedRunner, alone
 from tests.workers.waiting import fair_policy, waiting_of
 from workers.execution.step_input import PendingStep, SequenceResult, StepInput, StepOutput
@@ -248,6 +255,7 @@ def test_a_prompt_fills_the_steps_that_a_stream_leaves_and_makes_no_token_late()
         num_pages=400,
         max_batched_tokens=2000,
         max_token_gap_s=60.0,
+        max_gap_ratio=ANY_RATIO,
         runner=Device,
         runs_ahead=True,
     )

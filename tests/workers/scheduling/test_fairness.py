@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.scale import scaled
 from tests.workers.counting import ROW_S, Market
-from tests.workers.simulation import StubPool, generate, prompt_of
+from tests.workers.simulation import ANY_RATIO, StubPool, generate, prompt_of
 from tests.workers.waiting import waiting_of
 from workers.execution.speed import measure_speed
 from workers.policies.fairness_policy import DECODE_COST, MAX_TOKEN_GAP_S, due_s
@@ -390,7 +390,7 @@ def test_tokens_are_on_time_beside_long_prompts(service_class: ServiceClass) -> 
     ahead of its time may pause, for no longer than `max_token_gap`; it is never late, and the
     prompts get all that is left."""
     rng = random.Random(10)
-    market = Market(num_pages=1200, max_num_seqs=8, max_batched_tokens=512)
+    market = Market(num_pages=1200, max_num_seqs=8, max_batched_tokens=512, max_gap_ratio=ANY_RATIO)
     stream = ask(rng, "a", 10, 200, service_class=service_class)
     market.offer(stream)
     market.step(10)

@@ -10,7 +10,13 @@ import pytest
 from tests.scale import scaled
 from tests.workers.counting import Market, StepCost
 from tests.workers.scheduling.test_fairness import ask
-from tests.workers.simulation import Simulation, assert_equals_alone, generate, prompt_of
+from tests.workers.simulation import (
+    ANY_RATIO,
+    Simulation,
+    assert_equals_alone,
+    generate,
+    prompt_of,
+)
 from tests.workers.waiting import fair_policy, waiting_of
 from workers.policies.over_share import RECENT_TOKENS
 from workers.policies.queue_limits import QueueBounds
@@ -29,6 +35,7 @@ def market(max_num_seqs: int = 32, max_batched_tokens: int = 512) -> Market:
         max_batched_tokens=max_batched_tokens,
         cost=StepCost(row_s=1e-4),
         bounds=NO_BOUNDS,
+        max_gap_ratio=ANY_RATIO,
     )
 
 
@@ -207,7 +214,13 @@ def test_no_slot_is_taken_from_an_over_share_tenant_that_has_few() -> None:
 def test_answers_of_who_gave_up_rows_are_whole() -> None:
     """A giant takes all rows again and again, another asks now and then."""
     rng = random.Random(25)
-    simulation = Simulation(num_pages=600, max_num_seqs=8, max_batched_tokens=128, bounds=NO_BOUNDS)
+    simulation = Simulation(
+        num_pages=600,
+        max_num_seqs=8,
+        max_batched_tokens=128,
+        bounds=NO_BOUNDS,
+        max_gap_ratio=ANY_RATIO,
+    )
     requests: list[Generate] = []
 
     def submit(tenant: str, length: int, max_tokens: int) -> None:

@@ -12,7 +12,14 @@ import pytest
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from ops.commands import PendingCommands
-from tests.workers.simulation import Simulation, StubPool, assert_equals_alone, generate, prompt_of
+from tests.workers.simulation import (
+    ANY_RATIO,
+    Simulation,
+    StubPool,
+    assert_equals_alone,
+    generate,
+    prompt_of,
+)
 from tests.workers.simulator import SimulatedRunner
 from workers.execution.step_input import PendingStep, StepInput
 from workers.policies.fair_scheduler import fair_scheduler
@@ -45,7 +52,9 @@ def fifo(
 @pytest.fixture(params=[fifo, fair_scheduler])
 def simulation(request: pytest.FixtureRequest) -> Simulation:
     pool = StubPool(num_slots=2, delay_steps=2)
-    return Simulation(num_pages=24, pool=pool, make_scheduler=request.param)
+    return Simulation(
+        num_pages=24, pool=pool, make_scheduler=request.param, max_gap_ratio=ANY_RATIO
+    )
 
 
 def mixed(count: int) -> list[Generate]:

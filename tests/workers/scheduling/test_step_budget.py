@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from tests.workers.simulation import Simulation, generate
+from tests.workers.simulation import ANY_RATIO, Simulation, generate
 from workers.policies.over_share import ADDED_PART
 from workers.policies.step_budget import MIN_TOKENS, StepBudget
 from workers.policies.step_cost import StepTime
@@ -96,7 +96,11 @@ def test_no_gap_of_a_stream_is_longer_than_the_setting(max_token_gap_s: float, m
     """Though two streams are far ahead of what they are due, and a prompt of 3,000 tokens waits: a
     token takes a millisecond. With no bound the steps would be as large as they may."""
     simulation = Simulation(
-        num_pages=512, max_batched_tokens=512, max_token_gap_s=max_token_gap_s, runs_ahead=False
+        num_pages=512,
+        max_batched_tokens=512,
+        max_token_gap_s=max_token_gap_s,
+        max_gap_ratio=ANY_RATIO,
+        runs_ahead=False,
     )
     for number in range(2):
         endless = SamplingParams(300, 0, temperature=0.0, ignore_eos=True)
