@@ -1,8 +1,10 @@
 """`python -m benchmarks.transformers_speed [FILE.gguf]`: compares the speed of the native
 implementation of a model with the code of transformers, in the engine's steps, without HTTP.
 
-Steps of the two alternate. For the second, this file removes the native families from the importer,
-so that it falls back to transformers. The product has no setting for this.
+Steps of all forms are taken in turns, and the order rotates, because the number of kernel threads
+adapts to earlier steps. The file changes the importer, so that it ignores native families, and the
+recogniser of modules, so that it finds no whole layers or no modules. The product has no settings
+for this.
 """
 
 from __future__ import annotations
@@ -10,7 +12,12 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -20,11 +27,26 @@ from ops.registry import select
 from tests.workers.paged import PagedModel, Stream
 from tests.workers.real_model import demo_gguf
 from workers.importer import huggingface, import_model
+from workers.models import transformers_decoder
 from workers.models.loading import LoadedModel, load_model
 from workers.models.plan import ModelPlan
+from workers.models.recognition import Recognised, recognise
 
 ROWS = (1, 8, 32)
 CONTEXT = 64
+
+
+def recognise_modules(*arguments: Any) -> Recognised:
+    """Recognises no whole layers, as in a mixture of experts."""
+    return replace(recognise(*arguments), layers=None)
+
+
+FORMS: dict[str, Callable[..., Recognised]] = {
+    "whole layers": recognise,
+    "single modules": recognise_modules,
+    "none recognised": lambda *_: Recognised(),
+}
+"""Recognisers of the compared forms of a model in transformers' code."""
 
 
 class Steps:
@@ -57,23 +79,29 @@ def main() -> None:
         native = import_model(arguments.source or demo_gguf(), store)
         huggingface.FAMILIES = {}
         forced = import_model(store.model_folder(native), store)
-        ops = select("cpu")
-        plans = [
-            ModelPlan.read(store.model_folder(digest), digest, torch.bfloat16, 1024)
-            for digest in (native, forced)
-        ]
-        models = [load_model(plan, ops) for plan in plans]
+        models = {"native": load(store, native)}
+        for form, cut in FORMS.items():
+            with patch.object(transformers_decoder, "recognise", cut):
+                models[form] = load(store, forced)
         for rows in ROWS:
-            running = [Steps(model, "cpu", rows) for model in models]
-            taken: list[list[float]] = [[], []]
+            running = {form: Steps(model, "cpu", rows) for form, model in models.items()}
+            taken: dict[str, list[float]] = {form: [] for form in models}
+            forms = list(models)
             for _ in range(arguments.steps):
-                for times, each in zip(taken, running, strict=True):
-                    times.append(each.seconds())
-            own, theirs = (sorted(times)[len(times) // 2] * 1e3 for times in taken)
-            print(
-                f"{rows:3} rows: native {own:6.1f} ms, transformers {theirs:6.1f} ms a step, "
-                f"{own / theirs:.2f} of the native speed"
-            )
+                for form in forms:
+                    taken[form].append(running[form].seconds() * 1e3)
+                forms.append(forms.pop(0))
+            for form, times in taken.items():
+                shares = [of(taken["native"]) / of(times) for of in (median, min)]
+                print(
+                    f"{rows:3} rows, {form:16} {median(times):6.1f} ms a step, least "
+                    f"{min(times):6.1f}; {shares[0]:.2f} of the native speed, least {shares[1]:.2f}"
+                )
+
+
+def load(store: LocalStore, digest: str) -> LoadedModel:
+    plan = ModelPlan.read(store.model_folder(digest), digest, torch.bfloat16, 1024)
+    return load_model(plan, select("cpu"))
 
 
 if __name__ == "__main__":
