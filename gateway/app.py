@@ -55,7 +55,7 @@ async def _running(
     refused."""
     await gateway.wal.open()
     await asyncio.to_thread(documents.write)
-    telemetry.show(lambda: gateway.standing)
+    telemetry.show(lambda: gateway.state)
     works = [
         gateway.fleet.run(),
         *([] if control is None else [control.run()]),

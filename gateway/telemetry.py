@@ -153,7 +153,7 @@ adapter_use = TopUse(
 last_errors = LastErrors()
 
 
-class Standing(NamedTuple):
+class GatewayState(NamedTuple):
     """Current state of a gateway."""
 
     requests_in_flight: int
@@ -171,14 +171,14 @@ class Standing(NamedTuple):
     """Tenants of the catalog by id."""
 
 
-_standing: Callable[[], Standing] | None = None
+_state: Callable[[], GatewayState] | None = None
 _unread_answers: Callable[[], int] | None = None
 
 
-def show(standing: Callable[[], Standing]) -> None:
+def show(state: Callable[[], GatewayState]) -> None:
     """Sets the function from which the gauges read the state of the process's gateway."""
-    global _standing
-    _standing = standing
+    global _state
+    _state = state
 
 
 def show_unread_answers(num_bytes: Callable[[], int]) -> None:
@@ -187,13 +187,13 @@ def show_unread_answers(num_bytes: Callable[[], int]) -> None:
     _unread_answers = num_bytes
 
 
-def _read(read: Callable[[Standing], Figures]) -> Callable[[], Figures]:
+def _read(read: Callable[[GatewayState], Figures]) -> Callable[[], Figures]:
     """Returns a function that reads the figures of the gateway, if the process has one."""
-    return lambda: () if _standing is None else read(_standing())
+    return lambda: () if _state is None else read(_state())
 
 
-def _gauge(name: str, description: str, read: Callable[[Standing], float]) -> None:
-    Gauge(name, description, _read(lambda standing: [(read(standing), {})]))
+def _gauge(name: str, description: str, read: Callable[[GatewayState], float]) -> None:
+    Gauge(name, description, _read(lambda state: [(read(state), {})]))
 
 
 _gauge("loraplex_requests_in_flight", "Requests in flight.", lambda s: s.requests_in_flight)
@@ -230,10 +230,10 @@ Gauge(
 )
 
 
-def _names(standing: Standing) -> Iterator[tuple[float, dict[str, str]]]:
+def _names(state: GatewayState) -> Iterator[tuple[float, dict[str, str]]]:
     """Yields a 1, labelled with id and name, for each tenant in `tenant_use`."""
     for (tenant_id,) in tenant_use.totals():
-        if (tenant := standing.tenants.get(tenant_id)) is not None:
+        if (tenant := state.tenants.get(tenant_id)) is not None:
             yield 1, {"tenant": tenant_id, "name": tenant.name}
 
 

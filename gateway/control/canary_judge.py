@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 
 from gateway.catalog.catalog import Catalog
-from gateway.dispatch.in_flight import Outcomes, Tally, median_ms
+from gateway.metering.canary_outcomes import Outcomes, Tally, median_ms
 from store.database import Connection, Database
 from store.periodic import repeat
 from store.queries import from_row, sql

@@ -5,10 +5,7 @@ Workers report once a second. A gateway adds the requests that it has sent since
 subtracts the work that the worker has done since. It assumes that every other gateway has sent as
 much, because all gateways saw the same report and would otherwise choose the same idle worker. The
 adapters and models of each worker are indexed when it reports, so that the holders of an adapter
-are found without a search.
-
-Functions in this module read neither a clock nor a global random generator. Time and random numbers
-are arguments."""
+are found without a search. Time and random numbers are arguments."""
 
 from __future__ import annotations
 
@@ -312,16 +309,13 @@ def _wait_s(model: ModelStatus, status: WorkerStatus) -> float:
     others = (m for m in status.models if m.digest != model.digest and m.tier != "device")
     queue_s = sum(_load_s(other) for other in others if other.num_waiting)
     free = status.arena_bytes * status.extents.count(".") // max(len(status.extents), 1)
+    running = (_answer_s(other) for other in status.models if other.num_running)
     has_room = model.tier != "draining" and model.num_bytes <= free
-    return queue_s + load_s + (0.0 if has_room else load_s + _drain_s(status))
+    return queue_s + load_s + (0.0 if has_room else load_s + max(running, default=0.0))
 
 
 def _load_s(model: ModelStatus) -> float:
     return model.load_s or MODEL_LOAD_S
-
-
-def _drain_s(status: WorkerStatus) -> float:
-    return max((_answer_s(model) for model in status.models if model.num_running), default=0.0)
 
 
 def _answer_s(model: ModelStatus) -> float:

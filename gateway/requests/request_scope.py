@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 from gateway.catalog.catalog import Principal
 from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dispatch.generation import Generation
+from gateway.dispatch.in_flight import InFlightRequest
 from gateway.dispatch.prompts import encode_prompts
 from gateway.dispatch.run import Run, Work, check_answer_of, constraints_of, frames_of
 from gateway.dispatch.settlement import Settlement, routing_attributes
@@ -104,7 +105,7 @@ class RequestScope:
         is_refused = True
         try:
             full = self._full_workers(target)
-            in_flight = gateway.in_flight_requests.begin(target, caller.who.id)
+            in_flight = InFlightRequest(gateway.in_flight_requests, target, caller.who.id)
             self.hold(lambda: in_flight.end(self.failure))
             if not gateway.refusals.was_refused(caller.tenant.id):
                 gateway.fleet.prefetch(target)

@@ -10,13 +10,14 @@ from gateway.catalog.catalog import Catalog, Principal, SnapshotSource, is_valid
 from gateway.config import GatewayConfig
 from gateway.dispatch.failover import Failover
 from gateway.dispatch.fleet import NONE_SERVES, Fleet
-from gateway.dispatch.in_flight import InFlightRequests, Outcomes
+from gateway.dispatch.in_flight import InFlightRequests
 from gateway.limits.admission import Admission
 from gateway.limits.database_clock import DatabaseClock
 from gateway.limits.leases import Leases, PostgresLeaseRenewal
 from gateway.limits.tenant_load import BodyPace, RefusalLimit
+from gateway.metering.canary_outcomes import Outcomes
 from gateway.metering.wal import WriteAheadLog
-from gateway.telemetry import Standing
+from gateway.telemetry import GatewayState
 from gateway.text.grammars import Grammars
 from gateway.text.tokenizer import Tokenizers
 from store.database import Database
@@ -77,10 +78,10 @@ class Gateway:
         self.catalog.watch(self.fleet.follow)
 
     @property
-    def standing(self) -> Standing:
+    def state(self) -> GatewayState:
         """Current state for the metrics. May be read in any thread."""
         view, failover = self.catalog.view, self.failover
-        return Standing(
+        return GatewayState(
             requests_in_flight=len(self.in_flight_requests.open),
             catalog_age_s=self.catalog.unconfirmed_s,
             catalog_generation=0 if view is None else view.generation,

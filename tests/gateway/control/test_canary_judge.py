@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from admin.adapters import aliases
 from gateway.catalog.catalog import Catalog, PostgresSource
 from gateway.control.canary_judge import CanaryJudge, judge
-from gateway.dispatch.in_flight import NUM_STEPS, Outcomes, Tally, median_ms, ttft_step
+from gateway.metering.canary_outcomes import NUM_STEPS, Outcomes, Tally, median_ms, ttft_step
 from store.database import EVERYTHING, Database
 from store.queries import sql
 from store.records import Alias, CanaryPolicy

@@ -94,7 +94,7 @@ async def test_a_limit_holds_over_gateways_with_different_clocks(
         assert statuses[:3] == [200] * 3
         for row in await rows(live, statuses.count(200)):
             assert abs(row["admitted_at"] - datetime.now(UTC)) < timedelta(seconds=60)
-        assert abs(gateways[0].gateway.standing.clock_difference_s - shift_s) < 1
+        assert abs(gateways[0].gateway.state.clock_difference_s - shift_s) < 1
     assert caplog.text.count("this machine's clock is") == 2
 
 
