@@ -13,6 +13,9 @@ namespace {
 constexpr int NV = 3;               // vectors of columns in a tile
 constexpr int WIDTH = NV * LANES;   // columns of a tile
 constexpr int ROWS = LANES == 16 ? 8 : 4;
+constexpr int STREAMED = LANES == 16 ? ROWS : 3;  // rows whose sums and plain weights fit in registers
+constexpr int FEW = LANES == 16 ? 8 : 1;  // rows whose sums and quantised weights fit in registers
+constexpr int SIDE = LANES == 16 ? NV : 1;  // vectors of columns that are unpacked side by side
 constexpr int BLOCK = 128;          // k that are multiplied at a time: 24 KiB of float32 stay in L1
 constexpr int LINE = 64;            // bytes of a cache line
 constexpr int LINES = (WIDTH * 4 + LINE - 1) / LINE;  // cache lines that one step of a tile reads
@@ -51,13 +54,15 @@ inline void finish(F (&acc)[R][NV], To to) {
         for (int v = 0; v < NV; v++) store(to.at + r * to.stride + v * LANES, acc[r][v]);
 }
 
-template <int R>
-inline void multiply_add(F (&acc)[R][NV], const float* x, int64_t stride, const F (&w)[NV]) {
+// Adds the products of one k to the sums of N vectors of columns, from vector `first` on.
+template <int R, int N>
+inline void multiply_add(F (&acc)[R][NV], const float* x, int64_t stride, const F (&w)[N],
+                         int first = 0) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         const F a = splat(x[r * stride]);
 #pragma GCC unroll 3
-        for (int v = 0; v < NV; v++) acc[r][v] = fma(a, w[v], acc[r][v]);
+        for (int v = 0; v < N; v++) acc[r][first + v] = fma(a, w[v], acc[r][first + v]);
     }
 }
 
@@ -223,37 +228,44 @@ void multiply_blocks(int64_t rows, const X* x, int64_t x_stride, const W* w, int
 template <class X, class W>
 void multiply(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth, From from,
               To to) {
-    if (rows <= ROWS)
+    if (rows <= STREAMED)
         multiply_stream(rows, x, x_stride, w, depth, from, to);
     else
         multiply_blocks(rows, x, x_stride, w, depth, from, to);
 }
 
-// Multiplies a pair of k by quantised weights, which are unpacked in registers.
-template <int R, class C, class P>
-inline void multiply_pair(F (&acc)[R][NV], const float* x, int64_t stride, int64_t k,
-                          const C (&columns)[NV], const P* pairs) {
-    F low[NV], high[NV];
+// Multiplies a step of k by quantised weights, which are unpacked in registers.
+template <int R, class C>
+inline void multiply_step(F (&acc)[R][NV], const float* x, int64_t stride, const C (&columns)[NV],
+                          const char* step, int c) {
 #pragma GCC unroll 3
-    for (int v = 0; v < NV; v++) columns[v].widened(pairs + v * LANES, low[v], high[v]);
-    multiply_add<R>(acc, x + k, stride, low);
-    multiply_add<R>(acc, x + k + 1, stride, high);
+    for (int first = 0; first < NV; first += SIDE)
+#pragma GCC unroll 8
+        for (int k = 0; k < STEP; k++) {
+            F weights[SIDE];
+#pragma GCC unroll 3
+            for (int v = 0; v < SIDE; v++)
+                weights[v] = columns[first + v].weight(step, k, c + (first + v) * LANES);
+            multiply_add<R>(acc, x + k, stride, weights, first);
+        }
 }
 #ifdef PAIR_DOT
-template <int R, class C, class P>
-inline void multiply_pair(F (&acc)[R][NV], const uint32_t* x, int64_t stride, int64_t k,
-                          const C (&columns)[NV], const P* pairs) {
+template <int R, class C>
+inline void multiply_step(F (&acc)[R][NV], const uint32_t* x, int64_t stride,
+                          const C (&columns)[NV], const char* step, int c) {
+#pragma GCC unroll 4
+    for (int k = 0; k < STEP; k += 2)
 #pragma GCC unroll 3
-    for (int v = 0; v < NV; v++) {
-        const U column = columns[v].narrowed(pairs + v * LANES);
+        for (int v = 0; v < NV; v++) {
+            const U pair = columns[v].pair(step, k, c + v * LANES);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-            acc[r][v] = pair_dot(acc[r][v], splat(x[r * stride + k / 2]), column);
-    }
+            for (int r = 0; r < R; r++)
+                acc[r][v] = pair_dot(acc[r][v], splat(x[r * stride + k / 2]), pair);
+        }
 }
 #endif
 
-// Multiplies up to ROWS rows by the WIDTH columns of a panel from c on. Weights stay in registers.
+// Multiplies up to FEW rows by the WIDTH columns of a panel from c on. Weights stay in registers.
 template <int R, class Q, class X>
 void tile_packed(const X* x, int64_t x_stride, const char* group, int64_t c, int64_t depth,
                  From from, To to) {
@@ -262,39 +274,33 @@ void tile_packed(const X* x, int64_t x_stride, const char* group, int64_t c, int
     for (int64_t k = 0; k < depth; k += Q::group, group += Q::bytes) {
         for (int64_t line = 0; c == 0 && line < Q::bytes; line += LINE)
             __builtin_prefetch(group + PREFETCH + line);
-        const auto* pairs = (const typename Q::Pair*)(group + Q::head) + c;
         ColumnsFor<Q, X> columns[NV];
 #pragma GCC unroll 3
         for (int v = 0; v < NV; v++) columns[v] = columns_at<Q, X>(group, c + v * LANES);
-        for (int p = 0; p < Q::group / 2; p++)
-            multiply_pair<R>(acc, x, x_stride, k + 2 * p, columns, pairs + p * PANEL);
+        const char* step = group + Q::head;
+        for (int i = 0; i < Q::group; i += STEP, step += Q::step_bytes)
+            multiply_step<R>(acc, x + words(x, k + i), x_stride, columns, step, c);
     }
     finish<R>(acc, to);
 }
 
-template <class Q, class X>
+template <class Q, int R = 1, class X>
 void multiply_few(int64_t rows, const X* x, int64_t x_stride, const char* w, int64_t depth,
                   From from, To to) {
-    for (int c = 0; c < PANEL; c += WIDTH, from = from.right(WIDTH), to = to.right(WIDTH))
-        switch (rows) {
-            case 1: tile_packed<1, Q>(x, x_stride, w, c, depth, from, to); break;
-            case 2: tile_packed<2, Q>(x, x_stride, w, c, depth, from, to); break;
-            case 3: tile_packed<3, Q>(x, x_stride, w, c, depth, from, to); break;
-            case 4: tile_packed<4, Q>(x, x_stride, w, c, depth, from, to); break;
-            case 5: tile_packed<5, Q>(x, x_stride, w, c, depth, from, to); break;
-            case 6: tile_packed<6, Q>(x, x_stride, w, c, depth, from, to); break;
-            case 7: tile_packed<7, Q>(x, x_stride, w, c, depth, from, to); break;
-            case 8: tile_packed<8, Q>(x, x_stride, w, c, depth, from, to); break;
-        }
+    if (rows == R)
+        for (int c = 0; c < PANEL; c += WIDTH)
+            tile_packed<R, Q>(x, x_stride, w, c, depth, from.right(c), to.right(c));
+    else if constexpr (R < FEW)
+        multiply_few<Q, R + 1>(rows, x, x_stride, w, depth, from, to);
 }
 
-// Multiplies any number of rows by a panel of quantised weights. If there are more rows than ROWS, a
+// Multiplies any number of rows by a panel of quantised weights. If there are more rows than FEW, a
 // BLOCK of k is unpacked and multiplied at a time, while the next block is prefetched.
 template <class X, class Q>
 void multiply(int64_t rows, const X* x, int64_t x_stride, Packed<Q> w, int64_t depth, From from,
               To to) {
     static_assert(BLOCK % Q::group == 0);
-    if (rows <= ROWS) return multiply_few<Q>(rows, x, x_stride, w.at, depth, from, to);
+    if (rows <= FEW) return multiply_few<Q>(rows, x, x_stride, w.at, depth, from, to);
     const To rest = resting(rows);
     alignas(64) X block[BLOCK * PANEL];
     const int64_t calls = ceil_div(rows, ROWS) * (PANEL / WIDTH);

@@ -55,18 +55,20 @@ inline void store_scale(float scale, uint16_t* out) {
     *out = (bits >> 13 & 0x7fff) | (bits >> 16 & 0x8000);
 }
 
-// Stores the levels of a pair of k in column c. `pairs` must be zero before the first column is stored.
-inline void store_levels(int low, int high, int64_t c, uint8_t* pairs) {
-    if (NARROW_ORDER) {
-        uint8_t* at = pairs + c / 16 * 16 + c % 8 * 2;
-        const int shift = c % 16 < 8 ? 0 : 4;
-        at[0] |= low << shift, at[1] |= high << shift;
-    } else {
-        pairs[c] = low | high << 4;
-    }
-}
-inline void store_levels(int low, int high, int64_t c, uint16_t* pairs) {
-    pairs[c] = (low & 255) | (high & 255) << 8;
+// Returns the place of a column's scale. See NARROW_ORDER in panels.h.
+inline int place_of(int c) { return NARROW_ORDER ? c / 16 * 16 + c % 8 * 2 + c % 16 / 8 : c; }
+
+// Stores the level of column c and of one k of a step, which was filled with zeros at first.
+template <class Q>
+void store_level(int level, int k, int c, char* step) {
+    const int column = NARROW_ORDER ? c / 16 * 16 + c % 8 * 2 + k % 2 : c;
+    const int later = NARROW_ORDER ? k / 2 * 2 + c % 16 / 8 : k;
+    if (Q::bits == 4)
+        ((uint32_t*)step)[column] |= (uint32_t)(level + Q::offset) << 4 * later;
+    else if (NARROW_ORDER)
+        step[k / 2 * 2 * PANEL + 2 * c + k % 2] = level;
+    else
+        step[k * PANEL + c] = level;
 }
 
 // Packs levels [columns, depth], and scales and minimums [columns, depth / group].
@@ -74,23 +76,20 @@ template <class Q>
 void pack_groups(const int8_t* levels, const float* scales, const float* minimums, int64_t columns,
                  int64_t depth, char* out) {
     typedef typename Q::Scale S;
-    typedef typename Q::Pair P;
     const int64_t groups = depth / Q::group;
 #pragma omp parallel for schedule(static) num_threads(std::min(num_threads, omp_get_max_threads()))
     for (int64_t p = 0; p < ceil_div(columns, PANEL); p++)
         for (int64_t g = 0; g < groups; g++) {
             char* group = out + (p * groups + g) * Q::bytes;
             std::fill_n(group, Q::bytes, 0);
-            P* pairs = (P*)(group + Q::head);
             for (int64_t c = 0; c < std::min<int64_t>(PANEL, columns - p * PANEL); c++) {
                 const int64_t column = p * PANEL + c;
-                store_scale(scales[column * groups + g], (S*)group + c);
+                store_scale(scales[column * groups + g], (S*)group + place_of(c));
                 if (Q::has_minimum)
-                    store_scale(minimums[column * groups + g], (S*)group + PANEL + c);
+                    store_scale(minimums[column * groups + g], (S*)group + PANEL + place_of(c));
                 const int8_t* row = levels + column * depth + g * Q::group;
-                for (int i = 0; i < Q::group; i += 2)
-                    store_levels(row[i] + Q::offset, row[i + 1] + Q::offset, c,
-                                 pairs + i / 2 * PANEL);
+                for (int k = 0; k < Q::group; k++)
+                    store_level<Q>(row[k], k % STEP, c, group + Q::head + k / STEP * Q::step_bytes);
             }
         }
 }

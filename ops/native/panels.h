@@ -20,108 +20,126 @@ constexpr int PANEL = 48;
 inline int64_t words(const float*, int64_t k) { return k; }
 inline int64_t words(const uint32_t*, int64_t k) { return ceil_div(k, 2); }
 
+#if defined(__AVX512BF16__) && defined(VECTOR_AVX512)
+#define NARROW_ORDER 1
+#else
+#define NARROW_ORDER 0
+#endif
+
 // Layout of a panel of quantised weights. The panel is a list of groups of GROUP k. Each group is
 //
-//     scales [PANEL], minimums [PANEL] if MINIMUM, levels [GROUP / 2][PANEL] of pairs
+//     scales [PANEL], minimums [PANEL] if MINIMUM, levels [GROUP / STEP][STEP_BYTES]
 //
-// A pair holds the levels of an even k (in its low half) and of the next k. It is one byte for levels
-// of 4 bits, and two bytes for levels of 8 bits. A weight is scale * level + minimum, rounded to
-// bfloat16, see ops/block_matrix.py. Levels of 4 bits are stored with OFFSET added.
+// A weight is scale * level + minimum, rounded to bfloat16, see ops/block_matrix.py. The levels of STEP
+// k are bytes [STEP][PANEL], or, of 4 bits and with OFFSET added, words [PANEL], which have the level of
+// the first k in their lowest bits.
+//
+// In NARROW_ORDER, 16 columns are stored in the order in which one instruction narrows 32 floats to
+// bfloat16. Scales and minimums of columns 0 to 7 alternate with those of columns 8 to 15. Levels of an
+// even k alternate with those of the next k: in the place of the even k for columns 0 to 7, and in the
+// place of the next k for columns 8 to 15.
 template <int BITS, int GROUP, class S, bool MINIMUM, int OFFSET>
 struct Quantized {
     typedef S Scale;
-    typedef std::conditional_t<BITS == 4, uint8_t, uint16_t> Pair;
-    static constexpr int group = GROUP, offset = OFFSET;
+    static constexpr int bits = BITS, group = GROUP, offset = OFFSET;
     static constexpr bool has_minimum = MINIMUM;
     static constexpr int64_t head = (MINIMUM ? 2 : 1) * PANEL * sizeof(S);
-    static constexpr int64_t bytes = head + GROUP / 2 * PANEL * sizeof(Pair);
+    static constexpr int64_t step_bytes = PANEL * BITS, bytes = head + GROUP / 8 * step_bytes;
 };
 
-inline F scale_of(const float* p) { return load(p); }
-inline F scale_of(const uint16_t* p) { return from_half(load(p)); }
+constexpr int STEP = 8;  // k whose levels of 4 bits are in one word
 
-inline I level_of(const uint8_t*, U pair, bool high) { return (I)(high ? pair >> 4 : pair & 15u); }
-inline I level_of(const uint16_t*, U pair, bool high) {
-    return (I)(high ? pair << 16 : pair << 24) >> 24;
+inline F scale_of(const float* p) { return load(p); }
+inline F scale_of(const uint16_t* p) { return load_half(p); }
+
+// Converts the lowest 4 bits of each word. ADDED<Q> is the part of OFFSET that the result still has.
+#ifdef VECTOR_AVX512
+template <class Q>
+constexpr int ADDED = 0;
+template <class Q>
+inline F from_lowest(U word) {
+    const F levels = __builtin_convertvector(lane_ids() - Q::offset, F);
+    return (F)_mm512_permutexvar_ps((__m512i)word, (__m512)levels);
+}
+#else
+template <class Q>
+constexpr int ADDED = Q::offset;
+template <class Q>
+inline F from_lowest(U word) {
+    return __builtin_convertvector((I)(word & 15u), F);
+}
+#endif
+
+// Returns the levels of one k of a step and of LANES columns, from column c on.
+template <class Q>
+inline F level(const char* step, int k, int c) {
+    if (Q::bits == 4)
+        return from_lowest<Q>(load((const uint32_t*)step + c) >> 4 * k);
+    else if (NARROW_ORDER)
+        return load((const int8_t*)step + k / 2 * 2 * PANEL + 2 * c + k % 2 * LANES);
+    else
+        return load((const int8_t*)step + k * PANEL + c);
 }
 
-// In formats with minimums, level * scale is exact, so a fused multiply-add gives the same bits.
+// level * scale is exact, so a fused multiply-add gives the same bits.
 template <class Q>
 inline F scaled(F level, F scale, F minimum) {
-    return Q::has_minimum ? fma(level, scale, minimum) : level * scale;
+    return Q::has_minimum || ADDED<Q> ? fma(level, scale, minimum) : level * scale;
 }
 
-// Scales and minimums of LANES columns in one group, which turn pairs of levels into weights.
+#if defined(VECTOR_AVX512) || defined(VECTOR_AVX2)
+// Rounds x / LARGE to bfloat16, to nearest, ties to even. The difference between x and x / LARGE is
+// rounded to the last digit that x / LARGE has as bfloat16. What it lacks to x is the result.
+constexpr float LARGE = 0x1p16f;
+inline F rounded(F x) {
+    F rest = x * splat(1 - 1 / LARGE);
+    asm("" : "+v"(rest));  // the compiler must not fuse the multiplication and the subtraction
+    return x - rest;
+}
+#else
+constexpr float LARGE = 1;
+inline F rounded(F x) { return (F)round_bf16(x); }
+#endif
+
+// Scales and minimums of LANES columns in one group, which turn levels into weights.
 template <class Q>
 struct Columns {
-    typedef typename Q::Pair Pair;
     F scale, minimum;
 
     Columns() = default;
-    Columns(F scale, F minimum) : scale(scale), minimum(minimum) {}
+    Columns(F s, F m)
+        : scale(s * splat(LARGE)),
+          minimum(Q::has_minimum ? m * splat(LARGE) : scale * splat(-(float)ADDED<Q>)) {}
 
-    U weight(U pair, bool high) const {
-        const I level = level_of((const Pair*)nullptr, pair, high) - Q::offset;
-        return round_bf16(scaled<Q>(__builtin_convertvector(level, F), scale, minimum));
+    F weight(const char* step, int k, int c) const {
+        return rounded(scaled<Q>(level<Q>(step, k, c), scale, minimum));
     }
 
-    void widened(const Pair* pairs, F& low, F& high) const {
-        const U pair = load(pairs);
-        low = (F)weight(pair, false), high = (F)weight(pair, true);
-    }
-
-    U narrowed(const Pair* pairs) const {
-        const U pair = load(pairs);
-        return weight(pair, false) >> 16 | weight(pair, true);
+    // Returns the weights of k and k + 1 as pairs of bfloat16.
+    U pair(const char* step, int k, int c) const {
+        return (U)weight(step, k, c) >> 16 | (U)weight(step, k + 1, c);
     }
 };
 
-#if defined(__AVX512BF16__) && defined(VECTOR_AVX512)
-// 4-bit pairs of 16 columns are stored in the order in which one instruction narrows 32 floats to
-// bfloat16. The low halves of the bytes have the levels of columns 0 to 7, alternately for the even
-// and the odd k, and the high halves have the levels of columns 8 to 15.
-constexpr bool NARROW_ORDER = true;
-
-// Returns each of the lanes 0 to 7 of x twice, or each of the lanes 8 to 15 if `first` is 8.
-inline F doubled(F x, int first) {
-    return (F)_mm512_permutexvar_ps((__m512i)((lane_ids() >> 1) + first), (__m512)x);
-}
-
-// Scales and minimums of LANES columns in one group, for pairs in the order described at NARROW_ORDER:
-// one vector for columns 0 to 7, and one for columns 8 to 15.
+#if NARROW_ORDER
+// Scales and minimums of LANES columns in one group, for levels in NARROW_ORDER: one vector for columns
+// 0 to 7, and one for columns 8 to 15.
 template <class Q>
 struct PairColumns {
-    F scale[2], minimum[2] = {};
+    F scale[2], minimum[2];
 
     PairColumns() = default;
-    PairColumns(F s, F m) : scale{doubled(s, 0), doubled(s, 8)} {
-        if (Q::has_minimum) minimum[0] = doubled(m, 0), minimum[1] = doubled(m, 8);
-    }
+    PairColumns(F s, F m)
+        : scale{(F)_mm512_moveldup_ps((__m512)s), (F)_mm512_movehdup_ps((__m512)s)},
+          minimum{(F)_mm512_moveldup_ps((__m512)m), (F)_mm512_movehdup_ps((__m512)m)} {}
 
-    U narrowed(const uint16_t* pairs) const {
-        const auto levels = [&](int first) {
-            const __m128i bytes = _mm_loadu_si128((const __m128i*)(pairs + first));
-            return (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-        };
-        return narrowed(levels(0), levels(8));
-    }
-
-    U narrowed(const uint8_t* pairs) const {
-        const __m512 levels = (__m512)__builtin_convertvector(lane_ids() - Q::offset, F);
-        const U pair = load(pairs);  // the permutation reads only the lowest four bits of a lane
-        return narrowed((F)_mm512_permutexvar_ps((__m512i)pair, levels),
-                        (F)_mm512_permutexvar_ps((__m512i)(pair >> 4), levels));
-    }
-
-    U narrowed(F first, F second) const {
-        first = scaled<Q>(first, scale[0], minimum[0]);
-        second = scaled<Q>(second, scale[1], minimum[1]);
+    U pair(const char* step, int k, int c) const {
+        const F first = scaled<Q>(level<Q>(step, k, c), scale[0], minimum[0]);
+        const F second = scaled<Q>(level<Q>(step, k + 1, c), scale[1], minimum[1]);
         return (U)(__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
     }
 };
 #else
-constexpr bool NARROW_ORDER = false;
-
 template <class Q>
 using PairColumns = Columns<Q>;
 #endif
@@ -135,30 +153,28 @@ inline ColumnsFor<Q, X> columns_at(const char* group, int64_t c) {
     return {scale_of(scales + c), Q::has_minimum ? scale_of(scales + PANEL + c) : F{}};
 }
 
-// Stores the weights of a pair of k in the form that rows of the type of `out` are multiplied by.
-template <class C, class P>
-inline void unpack(const C& columns, const P* pairs, float* out) {
-    F low, high;
-    columns.widened(pairs, low, high);
-    store(out, low), store(out + PANEL, high);
+// Stores the weights of k and k + 1 in the form that rows of the type of `out` are multiplied by.
+template <class C>
+inline void unpack(const C& columns, const char* step, int k, int c, float* out) {
+    store(out, columns.weight(step, k, c)), store(out + PANEL, columns.weight(step, k + 1, c));
 }
-template <class C, class P>
-inline void unpack(const C& columns, const P* pairs, uint32_t* out) {
-    store(out, columns.narrowed(pairs));
+template <class C>
+inline void unpack(const C& columns, const char* step, int k, int c, uint32_t* out) {
+    store(out, columns.pair(step, k, c));
 }
 
 // Unpacks the weights of `depth` k of a panel, in the form for rows of type X.
 template <class Q, class X>
 void dequantize(const char* group, int64_t depth, X* out) {
-    for (int64_t k = 0; k < depth; k += Q::group, group += Q::bytes) {
-        const auto* pairs = (const typename Q::Pair*)(group + Q::head);
+    for (int64_t k = 0; k < depth; k += Q::group, group += Q::bytes)
         for (int c = 0; c < PANEL; c += LANES) {
             const auto columns = columns_at<Q, X>(group, c);
+            const char* step = group + Q::head;
+            for (int i = 0; i < Q::group; i += STEP, step += Q::step_bytes)
 #pragma GCC unroll 4
-            for (int p = 0; p < Q::group / 2; p++)
-                unpack(columns, pairs + p * PANEL + c, out + words(out, k + 2 * p) * PANEL + c);
+                for (int j = 0; j < STEP; j += 2)
+                    unpack(columns, step, j, c, out + words(out, k + i + j) * PANEL + c);
         }
-    }
 }
 
 // Pointer to a panel of quantised weights, or to the first of several panels.

@@ -38,6 +38,7 @@ typedef float FMem __attribute__((vector_size(LANES * 4), aligned(4), may_alias)
 typedef uint32_t UMem __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint16_t HMem __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 typedef uint8_t BMem __attribute__((vector_size(LANES), aligned(1), may_alias));
+typedef int8_t SMem __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 static inline F splat(float x) { return x - F{}; }
 static inline U splat(uint32_t x) { return x - U{}; }
@@ -72,6 +73,16 @@ static inline U load(const uint8_t* p) {
     return (U)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
 #else
     return __builtin_convertvector(*(const BMem*)p, U);
+#endif
+}
+// Loads LANES signed bytes as float.
+static inline F load(const int8_t* p) {
+#if defined(VECTOR_AVX512)
+    return (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(VECTOR_AVX2)
+    return (F)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    return __builtin_convertvector(*(const SMem*)p, F);
 #endif
 }
 static inline void store(float* p, F x) { *(FMem*)p = x; }
@@ -112,10 +123,17 @@ static inline U round_bf16(F x) {
     return (bits + 0x7fffu + ((bits >> 16) & 1)) & 0xffff0000u;
 }
 
-// Converts float16 numbers, which are in the low halves of words, to float.
-static inline F from_half(U bits) {
+// Loads LANES float16 numbers as float.
+static inline F load_half(const uint16_t* p) {
+#if defined(VECTOR_AVX512)
+    return (F)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(VECTOR_AVX2) && defined(__F16C__)
+    return (F)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    const U bits = load(p);
     const F magnitude = (F)((bits & 0x7fffu) << 13) * splat(0x1p112f);
     return (F)((U)magnitude | (bits & 0x8000u) << 16);
+#endif
 }
 
 static inline F maximum(F a, F b) {
