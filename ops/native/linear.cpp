@@ -234,30 +234,30 @@ void multiply(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t de
         multiply_blocks(rows, x, x_stride, w, depth, from, to);
 }
 
-// Multiplies a step of k by quantised weights, which are unpacked in registers.
+// Multiplies an octet of k by quantised weights, which are unpacked in registers.
 template <int R, class C>
-inline void multiply_step(F (&acc)[R][NV], const float* x, int64_t stride, const C (&columns)[NV],
-                          const char* step, int c) {
+inline void multiply_octet(F (&acc)[R][NV], const float* x, int64_t stride, const C (&columns)[NV],
+                          const char* octet, int c) {
 #pragma GCC unroll 3
     for (int first = 0; first < NV; first += SIDE)
 #pragma GCC unroll 8
-        for (int k = 0; k < STEP; k++) {
+        for (int k = 0; k < OCTET; k++) {
             F weights[SIDE];
 #pragma GCC unroll 3
             for (int v = 0; v < SIDE; v++)
-                weights[v] = columns[first + v].weight(step, k, c + (first + v) * LANES);
+                weights[v] = columns[first + v].weight(octet, k, c + (first + v) * LANES);
             multiply_add<R>(acc, x + k, stride, weights, first);
         }
 }
 #ifdef PAIR_DOT
 template <int R, class C>
-inline void multiply_step(F (&acc)[R][NV], const uint32_t* x, int64_t stride,
-                          const C (&columns)[NV], const char* step, int c) {
+inline void multiply_octet(F (&acc)[R][NV], const uint32_t* x, int64_t stride,
+                          const C (&columns)[NV], const char* octet, int c) {
 #pragma GCC unroll 4
-    for (int k = 0; k < STEP; k += 2)
+    for (int k = 0; k < OCTET; k += 2)
 #pragma GCC unroll 3
         for (int v = 0; v < NV; v++) {
-            const U pair = columns[v].pair(step, k, c + v * LANES);
+            const U pair = columns[v].pair(octet, k, c + v * LANES);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++)
                 acc[r][v] = pair_dot(acc[r][v], splat(x[r * stride + k / 2]), pair);
@@ -277,9 +277,9 @@ void tile_packed(const X* x, int64_t x_stride, const char* group, int64_t c, int
         ColumnsFor<Q, X> columns[NV];
 #pragma GCC unroll 3
         for (int v = 0; v < NV; v++) columns[v] = columns_at<Q, X>(group, c + v * LANES);
-        const char* step = group + Q::head;
-        for (int i = 0; i < Q::group; i += STEP, step += Q::step_bytes)
-            multiply_step<R>(acc, x + words(x, k + i), x_stride, columns, step, c);
+        const char* octet = group + Q::head;
+        for (int i = 0; i < Q::group; i += OCTET, octet += Q::octet_bytes)
+            multiply_octet<R>(acc, x + words(x, k + i), x_stride, columns, octet, c);
     }
     finish<R>(acc, to);
 }

@@ -58,17 +58,17 @@ inline void store_scale(float scale, uint16_t* out) {
 // Returns the place of a column's scale. See NARROW_ORDER in panels.h.
 inline int place_of(int c) { return NARROW_ORDER ? c / 16 * 16 + c % 8 * 2 + c % 16 / 8 : c; }
 
-// Stores the level of column c and of one k of a step, which was filled with zeros at first.
+// Stores the level of column c and of one k of an octet, which was filled with zeros at first.
 template <class Q>
-void store_level(int level, int k, int c, char* step) {
+void store_level(int level, int k, int c, char* octet) {
     const int column = NARROW_ORDER ? c / 16 * 16 + c % 8 * 2 + k % 2 : c;
     const int later = NARROW_ORDER ? k / 2 * 2 + c % 16 / 8 : k;
     if (Q::bits == 4)
-        ((uint32_t*)step)[column] |= (uint32_t)(level + Q::offset) << 4 * later;
+        ((uint32_t*)octet)[column] |= (uint32_t)(level + Q::offset) << 4 * later;
     else if (NARROW_ORDER)
-        step[k / 2 * 2 * PANEL + 2 * c + k % 2] = level;
+        octet[k / 2 * 2 * PANEL + 2 * c + k % 2] = level;
     else
-        step[k * PANEL + c] = level;
+        octet[k * PANEL + c] = level;
 }
 
 // Packs levels [columns, depth], and scales and minimums [columns, depth / group].
@@ -89,7 +89,7 @@ void pack_groups(const int8_t* levels, const float* scales, const float* minimum
                     store_scale(minimums[column * groups + g], (S*)group + PANEL + place_of(c));
                 const int8_t* row = levels + column * depth + g * Q::group;
                 for (int k = 0; k < Q::group; k++)
-                    store_level<Q>(row[k], k % STEP, c, group + Q::head + k / STEP * Q::step_bytes);
+                    store_level<Q>(row[k], k % OCTET, c, group + Q::head + k / OCTET * Q::octet_bytes);
             }
         }
 }

@@ -28,26 +28,27 @@ inline int64_t words(const uint32_t*, int64_t k) { return ceil_div(k, 2); }
 
 // Layout of a panel of quantised weights. The panel is a list of groups of GROUP k. Each group is
 //
-//     scales [PANEL], minimums [PANEL] if MINIMUM, levels [GROUP / STEP][STEP_BYTES]
+//     scales [PANEL], minimums [PANEL] if MINIMUM, levels [GROUP / 8][OCTET_BYTES]
 //
-// A weight is scale * level + minimum, rounded to bfloat16, see ops/block_matrix.py. The levels of STEP
-// k are bytes [STEP][PANEL], or, of 4 bits and with OFFSET added, words [PANEL], which have the level of
-// the first k in their lowest bits.
+// A weight is scale * level + minimum, rounded to bfloat16, see ops/block_matrix.py. The levels of an
+// octet of k are bytes [8][PANEL], or, of 4 bits and with OFFSET added, words [PANEL], which have the
+// level of the first k in their lowest bits.
 //
 // In NARROW_ORDER, 16 columns are stored in the order in which one instruction narrows 32 floats to
 // bfloat16. Scales and minimums of columns 0 to 7 alternate with those of columns 8 to 15. Levels of an
 // even k alternate with those of the next k: in the place of the even k for columns 0 to 7, and in the
 // place of the next k for columns 8 to 15.
+constexpr int OCTET = 8;
+
 template <int BITS, int GROUP, class S, bool MINIMUM, int OFFSET>
 struct Quantized {
     typedef S Scale;
     static constexpr int bits = BITS, group = GROUP, offset = OFFSET;
     static constexpr bool has_minimum = MINIMUM;
     static constexpr int64_t head = (MINIMUM ? 2 : 1) * PANEL * sizeof(S);
-    static constexpr int64_t step_bytes = PANEL * BITS, bytes = head + GROUP / 8 * step_bytes;
+    static constexpr int64_t octet_bytes = PANEL * BITS, bytes = head + GROUP / OCTET * octet_bytes;
 };
 
-constexpr int STEP = 8;  // k whose levels of 4 bits are in one word
 
 inline F scale_of(const float* p) { return load(p); }
 inline F scale_of(const uint16_t* p) { return load_half(p); }
@@ -70,15 +71,15 @@ inline F from_lowest(U word) {
 }
 #endif
 
-// Returns the levels of one k of a step and of LANES columns, from column c on.
+// Returns the levels of one k of an octet and of LANES columns, from column c on.
 template <class Q>
-inline F level(const char* step, int k, int c) {
+inline F level(const char* octet, int k, int c) {
     if (Q::bits == 4)
-        return from_lowest<Q>(load((const uint32_t*)step + c) >> 4 * k);
+        return from_lowest<Q>(load((const uint32_t*)octet + c) >> 4 * k);
     else if (NARROW_ORDER)
-        return load((const int8_t*)step + k / 2 * 2 * PANEL + 2 * c + k % 2 * LANES);
+        return load((const int8_t*)octet + k / 2 * 2 * PANEL + 2 * c + k % 2 * LANES);
     else
-        return load((const int8_t*)step + k * PANEL + c);
+        return load((const int8_t*)octet + k * PANEL + c);
 }
 
 // level * scale is exact, so a fused multiply-add gives the same bits.
@@ -111,13 +112,13 @@ struct Columns {
         : scale(s * splat(LARGE)),
           minimum(Q::has_minimum ? m * splat(LARGE) : scale * splat(-(float)ADDED<Q>)) {}
 
-    F weight(const char* step, int k, int c) const {
-        return rounded(scaled<Q>(level<Q>(step, k, c), scale, minimum));
+    F weight(const char* octet, int k, int c) const {
+        return rounded(scaled<Q>(level<Q>(octet, k, c), scale, minimum));
     }
 
     // Returns the weights of k and k + 1 as pairs of bfloat16.
-    U pair(const char* step, int k, int c) const {
-        return (U)weight(step, k, c) >> 16 | (U)weight(step, k + 1, c);
+    U pair(const char* octet, int k, int c) const {
+        return (U)weight(octet, k, c) >> 16 | (U)weight(octet, k + 1, c);
     }
 };
 
@@ -133,9 +134,9 @@ struct PairColumns {
         : scale{(F)_mm512_moveldup_ps((__m512)s), (F)_mm512_movehdup_ps((__m512)s)},
           minimum{(F)_mm512_moveldup_ps((__m512)m), (F)_mm512_movehdup_ps((__m512)m)} {}
 
-    U pair(const char* step, int k, int c) const {
-        const F first = scaled<Q>(level<Q>(step, k, c), scale[0], minimum[0]);
-        const F second = scaled<Q>(level<Q>(step, k + 1, c), scale[1], minimum[1]);
+    U pair(const char* octet, int k, int c) const {
+        const F first = scaled<Q>(level<Q>(octet, k, c), scale[0], minimum[0]);
+        const F second = scaled<Q>(level<Q>(octet, k + 1, c), scale[1], minimum[1]);
         return (U)(__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
     }
 };
@@ -155,12 +156,12 @@ inline ColumnsFor<Q, X> columns_at(const char* group, int64_t c) {
 
 // Stores the weights of k and k + 1 in the form that rows of the type of `out` are multiplied by.
 template <class C>
-inline void unpack(const C& columns, const char* step, int k, int c, float* out) {
-    store(out, columns.weight(step, k, c)), store(out + PANEL, columns.weight(step, k + 1, c));
+inline void unpack(const C& columns, const char* octet, int k, int c, float* out) {
+    store(out, columns.weight(octet, k, c)), store(out + PANEL, columns.weight(octet, k + 1, c));
 }
 template <class C>
-inline void unpack(const C& columns, const char* step, int k, int c, uint32_t* out) {
-    store(out, columns.pair(step, k, c));
+inline void unpack(const C& columns, const char* octet, int k, int c, uint32_t* out) {
+    store(out, columns.pair(octet, k, c));
 }
 
 // Unpacks the weights of `depth` k of a panel, in the form for rows of type X.
@@ -169,11 +170,11 @@ void dequantize(const char* group, int64_t depth, X* out) {
     for (int64_t k = 0; k < depth; k += Q::group, group += Q::bytes)
         for (int c = 0; c < PANEL; c += LANES) {
             const auto columns = columns_at<Q, X>(group, c);
-            const char* step = group + Q::head;
-            for (int i = 0; i < Q::group; i += STEP, step += Q::step_bytes)
+            const char* octet = group + Q::head;
+            for (int i = 0; i < Q::group; i += OCTET, octet += Q::octet_bytes)
 #pragma GCC unroll 4
-                for (int j = 0; j < STEP; j += 2)
-                    unpack(columns, step, j, c, out + words(out, k + i + j) * PANEL + c);
+                for (int j = 0; j < OCTET; j += 2)
+                    unpack(columns, octet, j, c, out + words(out, k + i + j) * PANEL + c);
         }
 }
 

@@ -21,22 +21,18 @@ constexpr int AHEAD = 4 * STEP;     // words to prefetch ahead in a panel
 
 const float NO_BIAS[PANEL] = {};
 
-// Returns the panel as bfloat16, unpacked if it is quantised.
-inline const uint32_t* unpacked(const uint32_t* panel, int64_t) { return panel; }
-template <class Q>
-const uint32_t* unpacked(Packed<Q> panel, int64_t depth) {
-    static thread_local std::vector<uint32_t> words;
-    words.resize(depth / 2 * PANEL);
-    dequantize<Q>(panel.at, depth, words.data());
-    return words.data();
-}
-
 // A panel of bfloat16: `whole` steps of TILE_DEPTH k in `panel`, and one step in `last`, which has
 // zeros beyond the panel's depth.
 struct Steps {
     static constexpr int ROW_BYTES = PANEL * 4;
-    const uint32_t *panel, *last;
+    const uint32_t* panel;
     int64_t whole;
+    alignas(LINE) uint32_t last[STEP];
+
+    Steps(const uint32_t* panel, int64_t depth, int64_t) : panel(panel), whole(depth / TILE_DEPTH) {
+        if (const int64_t rest = ceil_div(depth % TILE_DEPTH, 2) * PANEL)
+            std::fill(std::copy_n(panel + whole * STEP, rest, last), last + STEP, 0);
+    }
 
     // Returns the weights of a step, and prefetches the weights of a later step.
     const uint32_t* at(int64_t step) const {
@@ -47,18 +43,58 @@ struct Steps {
     }
 };
 
+// A panel of quantised weights, which is unpacked while the first ROWS rows are multiplied: each step
+// when the step before it is multiplied, so that it comes from the first-level cache. All steps are kept
+// only if there are more rows.
+template <class Q>
+class UnpackedSteps {
+  public:
+    static constexpr int ROW_BYTES = PANEL * 4;
+
+    UnpackedSteps(Packed<Q> panel, int64_t depth, int64_t rows)
+        : panel(panel.at), steps(depth / TILE_DEPTH), kept(rows > ROWS ? steps : 2) {
+        static thread_local std::vector<Line> lines;
+        lines.resize(kept * STEP * 4 / LINE);
+        unpacked = (uint32_t*)lines.data();
+    }
+
+    const uint32_t* at(int64_t step) const {
+        for (; next < steps && next <= step + 1; next++) {
+            const char* groups = panel + next * BYTES;
+            for (int line = 0; line < BYTES; line += LINE)
+                __builtin_prefetch(groups + PREFETCH + line);
+            dequantize<Q>(groups, TILE_DEPTH, place(next));
+        }
+        return place(step);
+    }
+
+  private:
+    static constexpr int64_t BYTES = TILE_DEPTH / Q::group * Q::bytes, PREFETCH = 4096;
+    const char* panel;
+    int64_t steps, kept;
+    uint32_t* unpacked;
+    mutable int64_t next = 0;  // the first step that is not unpacked
+
+    uint32_t* place(int64_t step) const {
+        return unpacked + (kept == 2 ? step % 2 : step) * STEP;
+    }
+};
+
+inline Steps steps_of(const uint32_t* panel, int64_t depth, int64_t rows) {
+    return {panel, depth, rows};
+}
+template <class Q>
+UnpackedSteps<Q> steps_of(Packed<Q> panel, int64_t depth, int64_t rows) {
+    return {panel, depth, rows};
+}
+
 // Multiplies some rows by one panel, whose first `width` columns exist in y. x: the rows, as tiles.
 template <class T, class W>
 void panel(T& tiles, const uint32_t* x, int64_t rows, int64_t depth, W weight, const float* bias,
            float* y, int64_t y_stride, int64_t width) {
-    alignas(LINE) uint32_t last[STEP];
     alignas(LINE) float sums[ROWS * PANEL];
-    const int64_t whole = depth / TILE_DEPTH, steps = ceil_div(depth, TILE_DEPTH);
-    const Steps w{unpacked(weight, depth), last, whole};
-    if (whole < steps) {
-        const int64_t rest = ceil_div(depth % TILE_DEPTH, 2) * PANEL;
-        std::fill(std::copy_n(w.panel + whole * STEP, rest, last), last + STEP, 0);
-    }
+    const int64_t steps = ceil_div(depth, TILE_DEPTH);
+    const auto w = steps_of(weight, depth, rows);
     for (int64_t row = 0; row < rows; row += ROWS) {
         const uint32_t* tile = x + row / TILE * steps * TILE_WORDS;
         const int64_t part = std::min<int64_t>(ROWS, rows - row);
