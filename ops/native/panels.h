@@ -49,7 +49,6 @@ struct Quantized {
     static constexpr int64_t octet_bytes = PANEL * BITS, bytes = head + GROUP / OCTET * octet_bytes;
 };
 
-
 inline F scale_of(const float* p) { return load(p); }
 inline F scale_of(const uint16_t* p) { return load_half(p); }
 

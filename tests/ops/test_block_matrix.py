@@ -76,6 +76,30 @@ def test_a_quantised_linear_has_the_bits_of_its_bfloat16_form(variant: str) -> N
     check()
 
 
+@pytest.mark.parametrize("variant", [*VARIANTS, *TILES])
+@pytest.mark.parametrize("format", BLOCK_SIZES)
+def test_each_weight_is_rounded_as_in_its_bfloat16_form(
+    variant: str, format: WeightFormat
+) -> None:
+    """Scales and minimums have any finite bits, so that weights lie between two bfloat16 numbers
+    and next to powers of two. A row of the identity matrix selects the weights of one k."""
+    rng = np.random.default_rng(7)
+    sizes = BLOCK_SIZES[format]
+    columns = 96 if variant == "tiles" else 2400
+    blocks = rng.integers(0, 256, (columns, 256 // sizes.block, sizes.block_bytes), np.uint8)
+    halfs = {"Q4_1": [0, 2], "Q4_K": [0, 2], "Q6_K": [208]}.get(format.name, [0])
+    for start in halfs:
+        exact = rng.integers(0, 0x7C00, blocks.shape[:2], np.uint16)
+        exact |= rng.integers(0, 2, blocks.shape[:2], np.uint16) << 15
+        blocks[..., start : start + 2] = exact[..., None].view(np.uint8)
+    matrix = BlockMatrix(format, torch.from_numpy(blocks.reshape(len(blocks), -1)))
+    ops, expected = backend(variant), matrix.dequantize().float().T
+    packed = ops.pack_linear(matrix)
+    for rows in (1, 32, 256):
+        y = torch.cat([ops.linear(x, packed) for x in torch.eye(256).split(rows)])
+        assert torch.equal(y, expected)
+
+
 def test_backends_without_such_kernels_compute_with_the_bfloat16_form(ops: Ops) -> None:
     weight, x = random_blocks(WeightFormat.Q4_1, 40, 4, 0), torch.randn(5, 128)
     quantised, plain = ops.pack_linear(weight), ops.pack_linear(weight.dequantize())
