@@ -78,9 +78,7 @@ def test_a_quantised_linear_has_the_bits_of_its_bfloat16_form(variant: str) -> N
 
 @pytest.mark.parametrize("variant", [*VARIANTS, *TILES])
 @pytest.mark.parametrize("format", BLOCK_SIZES)
-def test_each_weight_is_rounded_as_in_its_bfloat16_form(
-    variant: str, format: WeightFormat
-) -> None:
+def test_each_weight_is_rounded_as_in_its_bfloat16_form(variant: str, format: WeightFormat) -> None:
     """Scales and minimums have any finite bits, so that weights lie between two bfloat16 numbers
     and next to powers of two. A row of the identity matrix selects the weights of one k."""
     rng = np.random.default_rng(7)
