@@ -54,15 +54,23 @@ inline void finish(F (&acc)[R][NV], To to) {
         for (int v = 0; v < NV; v++) store(to.at + r * to.stride + v * LANES, acc[r][v]);
 }
 
-// Adds the products of one k to the sums of N vectors of columns, from vector `first` on.
-template <int R, int N>
-inline void multiply_add(F (&acc)[R][NV], const float* x, int64_t stride, const F (&w)[N],
+inline F add_product(F acc, F a, F w) { return fma(a, w, acc); }
+#ifdef PAIR_DOT
+// Multiplies bfloat16 pairs of x and of the weights. The processor adds the products of two k at once.
+inline F add_product(F acc, U a, U w) {
+    return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)w);
+}
+#endif
+
+// Adds the products of a word of each row to the sums of N vectors of columns, from `first` on.
+template <int R, int N, class X, class V>
+inline void multiply_add(F (&acc)[R][NV], const X* x, int64_t stride, const V (&w)[N],
                          int first = 0) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-        const F a = splat(x[r * stride]);
+        const V a = splat(x[r * stride]);
 #pragma GCC unroll 3
-        for (int v = 0; v < N; v++) acc[r][first + v] = fma(a, w[v], acc[r][first + v]);
+        for (int v = 0; v < N; v++) acc[r][first + v] = add_product(acc[r][first + v], a, w[v]);
     }
 }
 
@@ -78,14 +86,13 @@ struct Ahead {
     }
 };
 
-// Multiplies a tile by float32 weights [depth][PANEL].
-template <int R, class A>
-void tile(const float* x, int64_t x_stride, const float* w, int64_t depth, A ahead, From from,
-          To to) {
+// Multiplies a tile by weights that have the same form as the rows, [words(depth)][PANEL].
+template <int R, class X, class A>
+void tile(const X* x, int64_t x_stride, const X* w, int64_t depth, A ahead, From from, To to) {
     F acc[R][NV];
     start<R>(acc, from);
-    for (int64_t k = 0; k < depth; k++) {
-        F column[NV];
+    for (int64_t k = 0; k < words(x, depth); k++) {
+        decltype(load(w)) column[NV];
         ahead.fetch(k);
 #pragma GCC unroll 3
         for (int v = 0; v < NV; v++) column[v] = load(w + k * PANEL + v * LANES);
@@ -116,46 +123,13 @@ void tile(const float* x, int64_t x_stride, const uint32_t* w, int64_t depth, A 
     finish<R>(acc, to);
 }
 
-#ifdef PAIR_DOT
-// Multiplies bfloat16 pairs of x and of the weights. The processor adds the products of two k at once.
-inline F pair_dot(F acc, U a, U w) {
-    return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)w);
-}
-
-template <int R, class A>
-void tile(const uint32_t* x, int64_t x_stride, const uint32_t* w, int64_t depth, A ahead, From from,
-          To to) {
-    F acc[R][NV];
-    start<R>(acc, from);
-    for (int64_t k = 0; k < (depth + 1) / 2; k++) {
-        U column[NV];
-        ahead.fetch(k);
-#pragma GCC unroll 3
-        for (int v = 0; v < NV; v++) column[v] = load(w + k * PANEL + v * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            const U a = splat(x[r * x_stride + k]);
-#pragma GCC unroll 3
-            for (int v = 0; v < NV; v++) acc[r][v] = pair_dot(acc[r][v], a, column[v]);
-        }
-    }
-    finish<R>(acc, to);
-}
-#endif
-
-template <class X, class W, class A>
+template <int R = 1, class X, class W, class A>
 void tile_rows(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth, A ahead,
                From from, To to) {
-    switch (rows) {
-        case 1: return tile<1>(x, x_stride, w, depth, ahead, from, to);
-        case 2: return tile<2>(x, x_stride, w, depth, ahead, from, to);
-        case 3: return tile<3>(x, x_stride, w, depth, ahead, from, to);
-        case 4: return tile<4>(x, x_stride, w, depth, ahead, from, to);
-        case 5: return tile<5>(x, x_stride, w, depth, ahead, from, to);
-        case 6: return tile<6>(x, x_stride, w, depth, ahead, from, to);
-        case 7: return tile<7>(x, x_stride, w, depth, ahead, from, to);
-        case 8: return tile<8>(x, x_stride, w, depth, ahead, from, to);
-    }
+    if (rows == R)
+        tile<R>(x, x_stride, w, depth, ahead, from, to);
+    else if constexpr (R < ROWS)
+        tile_rows<R + 1>(rows, x, x_stride, w, depth, ahead, from, to);
 }
 
 // Multiplies the rows of one tile by a panel, which is read from memory once.
@@ -170,7 +144,7 @@ void multiply_stream(int64_t rows, const X* x, int64_t x_stride, const W* w, int
 
 // Widens bfloat16 weights to float if the rows are float. Returns other weights unchanged.
 inline const float* widen(const float*, const float* w, int64_t, float*) { return w; }
-inline const uint32_t* widen(const uint32_t*, const uint32_t* w, int64_t, float*) { return w; }
+inline const uint32_t* widen(const uint32_t*, const uint32_t* w, int64_t, uint32_t*) { return w; }
 inline const float* widen(const float*, const uint32_t* w, int64_t depth, float* wide) {
     for (int64_t k = 0; k < depth; k += 2)
         for (int c = 0; c < PANEL; c += LANES) {
@@ -204,21 +178,21 @@ void multiply_block(int64_t rows, const X* x, int64_t x_stride, const W* w, int6
     }
 }
 
-// Multiplies many rows by a panel, a BLOCK of k at a time, while the next block is prefetched.
-template <class X, class W>
-void multiply_blocks(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth,
-                     From from, To to) {
+// Multiplies many rows by a panel, a BLOCK of k at a time, while the next block is prefetched. `bytes`:
+// size of a block. `unpack(block, depth, out)` returns its weights in the form for x, maybe in `out`.
+template <class X, class Unpack>
+void multiply_blocks(int64_t rows, const X* x, int64_t x_stride, const void* panel, int64_t bytes,
+                     int64_t depth, Unpack unpack, From from, To to) {
     const To rest = resting(rows);
-    alignas(64) float wide[BLOCK * PANEL];
+    alignas(64) X out[BLOCK * PANEL];
     const int64_t calls = ceil_div(rows, ROWS) * (PANEL / WIDTH);
-    for (int64_t k = 0; k < depth; k += BLOCK) {
+    const char* block = (const char*)panel;
+    for (int64_t k = 0; k < depth; k += BLOCK, block += bytes) {
         const int64_t part = std::min<int64_t>(BLOCK, depth - k);
-        const W* block = w + words(w, k) * PANEL;
-        const char* next = (const char*)(block + words(w, part) * PANEL);
-        const int64_t bytes = words(w, BLOCK) * PANEL * sizeof(W);
-        multiply_block(rows, x + words(x, k), x_stride, widen(x, block, part, wide), part,
+        multiply_block(rows, x + words(x, k), x_stride, unpack(block, part, out), part,
                        [&](int64_t call) {
-                           return Ahead{next + call * bytes / calls, bytes / (calls * part)};
+                           return Ahead{block + bytes + call * bytes / calls,
+                                        bytes / (calls * words(x, part))};
                        },
                        from, k + BLOCK < depth ? rest : to);
         from = {rest.at, rest.stride};
@@ -231,39 +205,28 @@ void multiply(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t de
     if (rows <= STREAMED)
         multiply_stream(rows, x, x_stride, w, depth, from, to);
     else
-        multiply_blocks(rows, x, x_stride, w, depth, from, to);
+        multiply_blocks(rows, x, x_stride, w, words(w, BLOCK) * PANEL * sizeof(W), depth,
+                        [&](const char* block, int64_t part, X* out) {
+                            return widen(x, (const W*)block, part, out);
+                        },
+                        from, to);
 }
 
 // Multiplies an octet of k by quantised weights, which are unpacked in registers.
-template <int R, class C>
-inline void multiply_octet(F (&acc)[R][NV], const float* x, int64_t stride, const C (&columns)[NV],
-                          const char* octet, int c) {
+template <int R, class X, class C>
+inline void multiply_octet(F (&acc)[R][NV], const X* x, int64_t stride, const C (&columns)[NV],
+                           const char* octet, int c) {
 #pragma GCC unroll 3
     for (int first = 0; first < NV; first += SIDE)
 #pragma GCC unroll 8
-        for (int k = 0; k < OCTET; k++) {
-            F weights[SIDE];
+        for (int k = 0; k < OCTET; k += IN_WORD<X>) {
+            decltype(load(x)) weights[SIDE];
 #pragma GCC unroll 3
             for (int v = 0; v < SIDE; v++)
-                weights[v] = columns[first + v].weight(octet, k, c + (first + v) * LANES);
-            multiply_add<R>(acc, x + k, stride, weights, first);
+                unpack(columns[first + v], octet, k, c + (first + v) * LANES, weights[v]);
+            multiply_add<R>(acc, x + words(x, k), stride, weights, first);
         }
 }
-#ifdef PAIR_DOT
-template <int R, class C>
-inline void multiply_octet(F (&acc)[R][NV], const uint32_t* x, int64_t stride,
-                          const C (&columns)[NV], const char* octet, int c) {
-#pragma GCC unroll 4
-    for (int k = 0; k < OCTET; k += 2)
-#pragma GCC unroll 3
-        for (int v = 0; v < NV; v++) {
-            const U pair = columns[v].pair(octet, k, c + v * LANES);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++)
-                acc[r][v] = pair_dot(acc[r][v], splat(x[r * stride + k / 2]), pair);
-        }
-}
-#endif
 
 // Multiplies up to FEW rows by the WIDTH columns of a panel from c on. Weights stay in registers.
 template <int R, class Q, class X>
@@ -294,29 +257,19 @@ void multiply_few(int64_t rows, const X* x, int64_t x_stride, const char* w, int
         multiply_few<Q, R + 1>(rows, x, x_stride, w, depth, from, to);
 }
 
-// Multiplies any number of rows by a panel of quantised weights. If there are more rows than FEW, a
-// BLOCK of k is unpacked and multiplied at a time, while the next block is prefetched.
 template <class X, class Q>
 void multiply(int64_t rows, const X* x, int64_t x_stride, Packed<Q> w, int64_t depth, From from,
               To to) {
     static_assert(BLOCK % Q::group == 0);
-    if (rows <= FEW) return multiply_few<Q>(rows, x, x_stride, w.at, depth, from, to);
-    const To rest = resting(rows);
-    alignas(64) X block[BLOCK * PANEL];
-    const int64_t calls = ceil_div(rows, ROWS) * (PANEL / WIDTH);
-    const int64_t bytes = BLOCK / Q::group * Q::bytes;
-    for (int64_t k = 0; k < depth; k += BLOCK) {
-        const int64_t part = std::min<int64_t>(BLOCK, depth - k);
-        const char* group = w.at + k / Q::group * Q::bytes;
-        dequantize<Q>(group, part, block);
-        multiply_block(rows, x + words(x, k), x_stride, (const X*)block, part,
-                       [&](int64_t call) {
-                           return Ahead{group + bytes + call * bytes / calls,
-                                        bytes / (calls * words(x, part))};
-                       },
-                       from, k + BLOCK < depth ? rest : to);
-        from = {rest.at, rest.stride};
-    }
+    if (rows <= FEW)
+        multiply_few<Q>(rows, x, x_stride, w.at, depth, from, to);
+    else
+        multiply_blocks(rows, x, x_stride, w.at, BLOCK / Q::group * Q::bytes, depth,
+                        [](const char* block, int64_t part, X* out) {
+                            dequantize<Q>(block, part, out);
+                            return (const X*)out;
+                        },
+                        from, to);
 }
 
 // Multiplies some rows by one panel, whose first `width` columns exist in y.

@@ -61,14 +61,12 @@ inline int place_of(int c) { return NARROW_ORDER ? c / 16 * 16 + c % 8 * 2 + c %
 // Stores the level of column c and of one k of an octet, which was filled with zeros at first.
 template <class Q>
 void store_level(int level, int k, int c, char* octet) {
-    const int column = NARROW_ORDER ? c / 16 * 16 + c % 8 * 2 + k % 2 : c;
-    const int later = NARROW_ORDER ? k / 2 * 2 + c % 16 / 8 : k;
+    const int even = k / 2 * 2, column = NARROW_ORDER ? c / 16 * 16 + c % 8 * 2 + k % 2 : c;
     if (Q::bits == 4)
-        ((uint32_t*)octet)[column] |= (uint32_t)(level + Q::offset) << 4 * later;
-    else if (NARROW_ORDER)
-        octet[k / 2 * 2 * PANEL + 2 * c + k % 2] = level;
+        ((uint32_t*)octet)[column] |= (uint32_t)(level + Q::offset)
+                                      << 4 * (NARROW_ORDER ? even + c % 16 / 8 : k);
     else
-        octet[k * PANEL + c] = level;
+        octet[NARROW_ORDER ? even * PANEL + 2 * c + k % 2 : k * PANEL + c] = level;
 }
 
 // Packs levels [columns, depth], and scales and minimums [columns, depth / group].

@@ -19,6 +19,8 @@ constexpr int PANEL = 48;
 // Returns the number of words that hold k elements of a row: one float32 or two bfloat16 per word.
 inline int64_t words(const float*, int64_t k) { return k; }
 inline int64_t words(const uint32_t*, int64_t k) { return ceil_div(k, 2); }
+template <class X>
+constexpr int IN_WORD = std::is_same_v<X, float> ? 1 : 2;
 
 #if defined(__AVX512BF16__) && defined(VECTOR_AVX512)
 #define NARROW_ORDER 1
@@ -153,14 +155,14 @@ inline ColumnsFor<Q, X> columns_at(const char* group, int64_t c) {
     return {scale_of(scales + c), Q::has_minimum ? scale_of(scales + PANEL + c) : F{}};
 }
 
-// Stores the weights of k and k + 1 in the form that rows of the type of `out` are multiplied by.
+// Unpacks a word of each column in the form that rows of float32, or of bfloat16, are multiplied by.
 template <class C>
-inline void unpack(const C& columns, const char* octet, int k, int c, float* out) {
-    store(out, columns.weight(octet, k, c)), store(out + PANEL, columns.weight(octet, k + 1, c));
+inline void unpack(const C& columns, const char* octet, int k, int c, F& out) {
+    out = columns.weight(octet, k, c);
 }
 template <class C>
-inline void unpack(const C& columns, const char* octet, int k, int c, uint32_t* out) {
-    store(out, columns.pair(octet, k, c));
+inline void unpack(const C& columns, const char* octet, int k, int c, U& out) {
+    out = columns.pair(octet, k, c);
 }
 
 // Unpacks the weights of `depth` k of a panel, in the form for rows of type X.
@@ -171,9 +173,12 @@ void dequantize(const char* group, int64_t depth, X* out) {
             const auto columns = columns_at<Q, X>(group, c);
             const char* octet = group + Q::head;
             for (int i = 0; i < Q::group; i += OCTET, octet += Q::octet_bytes)
-#pragma GCC unroll 4
-                for (int j = 0; j < OCTET; j += 2)
-                    unpack(columns, octet, j, c, out + words(out, k + i + j) * PANEL + c);
+#pragma GCC unroll 8
+                for (int j = 0; j < OCTET; j += IN_WORD<X>) {
+                    decltype(load(out)) weights;
+                    unpack(columns, octet, j, c, weights);
+                    store(out + words(out, k + i + j) * PANEL + c, weights);
+                }
         }
 }
 

@@ -23,6 +23,7 @@ const float NO_BIAS[PANEL] = {};
 
 // A panel of bfloat16: `whole` steps of TILE_DEPTH k in `panel`, and one step in `last`, which has
 // zeros beyond the panel's depth.
+template <class W>
 struct Steps {
     static constexpr int ROW_BYTES = PANEL * 4;
     const uint32_t* panel;
@@ -47,11 +48,11 @@ struct Steps {
 // when the step before it is multiplied, so that it comes from the first-level cache. All steps are kept
 // only if there are more rows.
 template <class Q>
-class UnpackedSteps {
+class Steps<Packed<Q>> {
   public:
     static constexpr int ROW_BYTES = PANEL * 4;
 
-    UnpackedSteps(Packed<Q> panel, int64_t depth, int64_t rows)
+    Steps(Packed<Q> panel, int64_t depth, int64_t rows)
         : panel(panel.at), steps(depth / TILE_DEPTH), kept(rows > ROWS ? steps : 2) {
         static thread_local std::vector<Line> lines;
         lines.resize(kept * STEP * 4 / LINE);
@@ -80,27 +81,19 @@ class UnpackedSteps {
     }
 };
 
-inline Steps steps_of(const uint32_t* panel, int64_t depth, int64_t rows) {
-    return {panel, depth, rows};
-}
-template <class Q>
-UnpackedSteps<Q> steps_of(Packed<Q> panel, int64_t depth, int64_t rows) {
-    return {panel, depth, rows};
-}
-
 // Multiplies some rows by one panel, whose first `width` columns exist in y. x: the rows, as tiles.
 template <class T, class W>
 void panel(T& tiles, const uint32_t* x, int64_t rows, int64_t depth, W weight, const float* bias,
            float* y, int64_t y_stride, int64_t width) {
     alignas(LINE) float sums[ROWS * PANEL];
     const int64_t steps = ceil_div(depth, TILE_DEPTH);
-    const auto w = steps_of(weight, depth, rows);
+    const Steps<W> w(weight, depth, rows);
     for (int64_t row = 0; row < rows; row += ROWS) {
         const uint32_t* tile = x + row / TILE * steps * TILE_WORDS;
         const int64_t part = std::min<int64_t>(ROWS, rows - row);
         float* out = y + row * y_stride;
         const bool is_whole = part % TILE == 0 && width == PANEL;
-        const TileSums<float> to{is_whole ? out : sums, is_whole ? y_stride * 4 : Steps::ROW_BYTES};
+        const TileSums<float> to{is_whole ? out : sums, is_whole ? y_stride * 4 : Steps<W>::ROW_BYTES};
         if (part > TILE)
             multiply_tiles<2, WIDE>(tiles, tile, w, steps, {bias, 0}, to);
         else
