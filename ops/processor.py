@@ -59,6 +59,14 @@ class Processor:
         return runnable
 
 
+def describe_unpacking(variant: str) -> str:
+    """Returns where a variant's kernels unpack quantised weights, and why."""
+    if variant in ("amx", "tiles"):
+        return "unpacked into the first-level cache, just before each product on tiles"
+    rows = "8 rows" if variant.startswith("avx512") else "1 row"
+    return f"unpacked in registers up to {rows}, in the first-level cache if more sums fill these"
+
+
 def quota_cores(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Returns the number of cores that the `cpu.max` of this process's control groups (version 2)
     allows, rounded up, or None if they set no limit."""

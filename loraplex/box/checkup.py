@@ -31,7 +31,7 @@ from loraplex.roles.tls import load_tls
 from loraplex.settings import Settings
 from ops.build import COMPILED, BuildError, find_compiler, find_library, find_shipped
 from ops.kernel_library import load
-from ops.processor import Processor
+from ops.processor import Processor, describe_unpacking
 from store.database import Database
 from store.errors import ApiError
 
@@ -168,6 +168,12 @@ def _self_check(variant: str, replacement: str) -> tuple[State, str, str]:
         advice = f"let workers use the instructions, or set kernel_variant to {replacement}"
         return "warning", f"{error}; kernels for {replacement} are used", advice
     return "ok", f"kernels for {variant} give the bits that they are specified to give", ""
+
+
+def _quantised_weights(settings: Settings) -> Findings:
+    if settings.device != "cuda" and settings.ops not in ("reference", "cuda"):
+        variant = settings.kernel_variant or Processor.here().variants()[0]
+        yield "ok", f"{variant}: {describe_unpacking(variant)}", ""
 
 
 def _data_directory(settings: Settings) -> Findings:
@@ -373,6 +379,7 @@ CHECKS: dict[str, Callable[[Settings], Findings]] = {
     "machine": _machine,
     "descriptors": _descriptors,
     "compiler": _compiler,
+    "quantised weights": _quantised_weights,
     "data directory": _data_directory,
     "disk": _disk,
     "store": _store,

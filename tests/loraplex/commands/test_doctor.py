@@ -12,7 +12,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import pytest
@@ -71,6 +71,21 @@ def test_kernels_for_amx_are_checked_once_they_are_compiled(
         "warning",
         "amx cannot be used: no permission; kernels for avx512 are used",
     )
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        ("amx", "amx: unpacked into the first-level cache, just before each product on tiles"),
+        ("avx512", "avx512: unpacked in registers up to 8 rows, "),
+        ("avx2", "avx2: unpacked in registers up to 1 row, "),
+    ],
+)
+def test_it_names_the_way_in_which_quantised_weights_are_unpacked(
+    variant: Any, expected: str
+) -> None:
+    ((state, text, _),) = checkup.CHECKS["quantised weights"](Settings(kernel_variant=variant))
+    assert state == "ok" and text.startswith(expected)
 
 
 def test_what_fails_is_told_with_what_to_do(tmp_path: Path) -> None:
