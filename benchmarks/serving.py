@@ -12,6 +12,7 @@ import asyncio
 import json
 import random
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -119,15 +120,9 @@ class Bench:
         settings: dict[str, Any] = {"memory": memory, "dtype": "bfloat16", "max_num_seqs": 64}
         if threads is not None:
             settings["threads"] = threads
-        models = {NAME: self.model}
-        for name, source in (kept or {}).items():
-            models[name] = (
-                folder / "store/models" / import_model(source, store, weight_format="keep")
-            )
-        options = [
-            option for name, path in models.items() for option in ("--model", f"{name}={path}")
-        ]
-        self.stack = Stack(folder / "data", *options, command=PLAIN, **settings)
+        self._kept = kept or {}
+        model = f"{NAME}={self.model}"
+        self.stack = Stack(folder / "data", "--model", model, command=PLAIN, **settings)
         self.folders: dict[str, dict[str, Path]] = {}
         for name, ranks in RANKS.items():
             self.folders[name] = {
@@ -139,10 +134,25 @@ class Bench:
         self.key = ""
 
     def push(self) -> None:
+        """Adds the kept models and all adapters to the running stack."""
         self.key = self.stack.create_tenant("bench")
+        for name, source in self._kept.items():
+            self.stack.cli("model", "add", f"{name}={source}", "--weight-format", "keep")
+            self._wait_until_served(name)
         for adapters in self.folders.values():
             for name, folder in adapters.items():
                 self.stack.push(folder, name, "bench", model=NAME)
+
+    def _wait_until_served(self, model: str) -> None:
+        end = time.monotonic() + 60
+        while True:
+            try:
+                asyncio.run(run_load(self.stack.url, self.key, [Job(model, [1, 2], 2)], 1))
+                return
+            except ExceptionGroup:  # `no_worker`, until the model is loaded
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
 
     def run(self, case: Case) -> Result:
         models = list(self.folders[case.ranks]) or [NAME]
