@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -68,21 +66,6 @@ class BlockMatrix:
 
 Weight = Tensor | BlockMatrix
 """Matrix [N, K], plain or in blocks."""
-
-
-def join(weights: Sequence[Weight]) -> list[Weight]:
-    """Concatenates, by rows, neighbouring matrices that have the same format."""
-    joined: list[Weight] = []
-    for kind, group in groupby(weights, lambda each: getattr(each, "format", None)):
-        parts = list(group)
-        if len(parts) == 1:
-            joined += parts
-        elif kind is None:
-            joined.append(torch.cat(cast(list[Tensor], parts)))
-        else:
-            blocks = [part.blocks for part in cast(list[BlockMatrix], parts)]
-            joined.append(BlockMatrix(kind, torch.cat(blocks)))
-    return joined
 
 
 def densify(weights: Sequence[Weight]) -> Tensor:

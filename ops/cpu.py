@@ -27,7 +27,7 @@ from ops.base import (
     QKNorm,
     SamplingBatch,
 )
-from ops.block_matrix import Weight, join
+from ops.block_matrix import Weight
 from ops.cpu_layers import NativeLayers
 from ops.factor_layout import PANELS, FactorLayout
 from ops.kernel_library import SAMPLING_POINTERS, Sampling, load
@@ -78,7 +78,7 @@ class CpuOps(HostOps):
         return torch.float32
 
     def pack_linear(self, *weights: Weight, bias: Tensor | None = None) -> PackedLinear:
-        return PanelLinear(self._lib, join(weights), bias)
+        return PanelLinear(self._lib, weights, bias)
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
         assert isinstance(weight, PanelLinear)

@@ -29,29 +29,33 @@ class PanelLinear:
     ) -> None:
         self.in_features = weights[0].shape[1]
         self.out_features = sum(weight.shape[0] for weight in weights)
-        self._panels = [_pack(library, weight) for weight in weights]
-        self._sizes = [(_format(weight), weight.shape[0]) for weight in weights]
+        self._parts = [(_format(weight), weight.shape[0]) for weight in weights]
+        # The panels of all weights are side by side, because large pages make reads faster.
+        self._panels = torch.empty(sum(self._sizes()), dtype=torch.uint8)
+        for weight, panels in zip(weights, self._panels.split(self._sizes()), strict=True):
+            _pack(library, weight, panels)
         self._bias = None
         if bias is not None:
             self._bias = torch.zeros(self.out_features + PANEL)
             self._bias[: self.out_features] = bias
-        self.num_bytes = sum(map(_num_bytes, (*self._panels, self._bias)))
+        self.num_bytes = sum(map(_num_bytes, (self._panels, self._bias)))
         self._point()
 
     def placed(self, place: Callable[[Tensor], Tensor]) -> PanelLinear:
         moved = copy(self)
-        moved._panels = [place(panels) for panels in self._panels]
+        moved._panels = place(self._panels)
         moved._bias = None if self._bias is None else place(self._bias)
         moved._point()
         return moved
 
+    def _sizes(self) -> list[int]:
+        return [panel_bytes(*part, self.in_features) for part in self._parts]
+
     def _point(self) -> None:
-        self.num_parts = len(self._panels)
+        self.num_parts = len(self._parts)
+        parts = zip(self._panels.split(self._sizes()), self._parts, strict=True)
         self.parts = (NativePart * self.num_parts)(
-            *(
-                NativePart(panels.data_ptr(), format, columns)
-                for panels, (format, columns) in zip(self._panels, self._sizes, strict=True)
-            )
+            *(NativePart(panels.data_ptr(), *part) for panels, part in parts)
         )
         self.bias_ptr = 0 if self._bias is None else self._bias.data_ptr()
 
@@ -75,10 +79,9 @@ def _num_bytes(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.nbytes
 
 
-def _pack(library: ctypes.CDLL, weight: Weight) -> Tensor:
+def _pack(library: ctypes.CDLL, weight: Weight, panels: Tensor) -> None:
     columns, depth = weight.shape
     format = _format(weight)
-    panels = torch.empty(panel_bytes(format, columns, depth), dtype=torch.uint8)
     if isinstance(weight, BlockMatrix):
         parts = weight.unpack()
         scales, minimums = parts.scales.contiguous(), parts.minimums
@@ -91,4 +94,3 @@ def _pack(library: ctypes.CDLL, weight: Weight) -> Tensor:
     else:
         weight = weight.contiguous()
         library.pack_linear(weight.data_ptr(), format, columns, depth, panels.data_ptr())
-    return panels

@@ -18,7 +18,7 @@ LINES = {
     "loraplex": 10_300,
     "memory": 2_240,
     "migrations": 1_660,
-    "ops": 8_120,
+    "ops": 8_280,
     "sandbox": 450,
     "store": 1_510,
     "telemetry": 570,

@@ -100,7 +100,8 @@ void tile(const Call& call, const Item& item, int64_t row, int64_t chunk, const 
     float max[R], total[R];
     for (int r = 0; r < R; r++)
         soften(scores + r * CHUNK, first_page * PAGE, (last_page + 1) * PAGE,
-               {spans[r].low - base, spans[r].high - base}, call.softcap, max + r, total + r);
+               {spans[r].low - base, spans[r].high - base}, call.softcap, scores + r * CHUNK,
+               max + r, total + r);
     float sums[R * MAX_DIM];
     sum_all_values<R>(scores, values, begin, end, call.dim, sums, MAX_DIM);
     for (int r = 0; r < R; r++) fold(states[r], max[r], total[r], sums + r * MAX_DIM, call.dim);
@@ -157,7 +158,7 @@ void paged_attention(Team& team, const float* qkv, int64_t num_seqs, const int32
                      const int32_t* positions, int64_t max_context, const int64_t* block_tables,
                      int64_t table_stride, const char* arena, int64_t layer, int format,
                      int64_t num_heads, int64_t num_kv, int64_t dim, float scale, int64_t window,
-                     float softcap, const float* sinks, float* out) {
+                     float softcap, const float* sinks, const Rows& out) {
     static thread_local std::vector<Item> items, parts, pass;
     static thread_local std::vector<State> states(ITEM_ROWS);
     const Call call{qkv, out, (num_heads + 2 * num_kv) * dim, query_start, positions, block_tables,
@@ -204,6 +205,6 @@ EXPORT void paged_attention(const float* qkv, int64_t num_seqs, const int32_t* q
     in_team(query_start[num_seqs] * num_heads * dim * max_context, [&](Team& team) {
         paged_attention(team, qkv, num_seqs, query_start, positions, max_context, block_tables,
                         table_stride, arena, layer, format, num_heads, num_kv, dim, scale, window,
-                        softcap, sinks, out);
+                        softcap, sinks, {out, num_heads * dim, nullptr});
     });
 }

@@ -20,7 +20,7 @@ constexpr float INF = __builtin_inff();
 
 struct Call {
     const float* qkv;
-    float* out;
+    Rows out;
     int64_t width;  // number of elements in a row of qkv
     const int32_t* query_start;
     const int32_t* positions;
@@ -74,17 +74,20 @@ static int64_t token(const Call& call, const Item& item, int64_t row) {
     return call.query_start[item.seq] + (item.first_row + row) / call.group();
 }
 
-// Replaces scores[begin..end) by e^(score - max), and by 0 outside the span. Sets `max` and `total`.
-static void soften(float* scores, int64_t begin, int64_t end, Span span, float softcap, float* max,
-            float* total) {
+// Sets weights[begin..end) to e^(score - max), and to 0 outside the span. Sets `max` and `total`. Changes
+// the scores, which may be the weights.
+template <class T>
+static void soften(float* scores, int64_t begin, int64_t end, Span span, float softcap, T* weights,
+                   float* max, float* total) {
     const I lanes = lane_ids();
     F top = splat(-INF);
     for (int64_t t = begin; t < end; t += LANES) {
         F s = load(scores + t);
         if (softcap > 0) s = tanh(s / softcap) * softcap;
-        const I at = lanes + (int32_t)t;
-        s = ((at >= (int32_t)span.low) & (at <= (int32_t)span.high))
-                ? s : splat(-INF);
+        if (t < span.low || t + LANES > span.high + 1) {
+            const I at = lanes + (int32_t)t;
+            s = ((at >= (int32_t)span.low) & (at <= (int32_t)span.high)) ? s : splat(-INF);
+        }
         store(scores + t, s);
         top = maximum(top, s);
     }
@@ -93,7 +96,7 @@ static void soften(float* scores, int64_t begin, int64_t end, Span span, float s
     F sums = {};
     for (int64_t t = begin; t < end; t += LANES) {
         const F p = exp(load(scores + t) - shift);
-        store(scores + t, p);
+        store(weights + t, p);
         sums += p;
     }
     *total = sum(sums);
@@ -113,17 +116,18 @@ static void fold(State& state, float max, float total, const float* sums, int64_
 }
 
 static void finish(const Call& call, const Item& item, int64_t row, const State& state) {
-    float* out = call.out + token(call, item, row) * call.num_heads * call.dim +
-                 column(call, item, row);
+    const int64_t at = token(call, item, row), first = column(call, item, row);
+    float* out = call.out.x + at * call.out.depth + first;
     float part = 1.0f, total = state.total;
     if (call.sinks) {
-        const float sink = call.sinks[column(call, item, row) / call.dim];
+        const float sink = call.sinks[first / call.dim];
         const float both = std::max(state.max, sink);
         part = decay(state.max, both);
         total = total * part + decay(sink, both);
     }
     for (int64_t d = 0; d < call.dim; d += LANES)
         store(out + d, load(state.sums + d) * part / total);
+    call.out.round(at, first, call.dim);
 }
 
 // Makes one item for each KV head and block of query rows.

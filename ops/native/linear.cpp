@@ -288,18 +288,51 @@ void panel(const X* x, int64_t x_stride, int64_t rows, int64_t depth, W w, const
             std::copy_n(whole.data() + r * PANEL, width, y + r * y_stride);
 }
 
-#ifdef PAIR_DOT
-// Returns x [rows, depth] as bfloat16 pairs [rows, (depth + 1) / 2].
-const uint32_t* to_pairs(Team& team, const float* x, int64_t rows, int64_t depth) {
-    const int64_t padded = ceil_div(depth, 2) * 2;
-    bf16* out = team.buffer<bf16>(INPUT, rows * padded);
-    team.share(rows, [&](int64_t r) {
-        out[(r + 1) * padded - 1] = bf16{};
-        for (int64_t k = 0; k < depth; k++) narrow(x[r * depth + k], out + r * padded + k);
-    });
-    return (const uint32_t*)out;
-}
+// What a thread needs while it multiplies panels.
+#ifdef TILES
+typedef Tiles<TILE> Unit;
+#else
+struct Unit {};
 #endif
+
+// Multiplies some rows by one panel, whose columns begin at y.
+void multiply_panel(Unit& unit, const Rows& x, int64_t rows, const PanelOf& at, const float* bias,
+                    float* y, int64_t y_stride) {
+    const int64_t depth = x.depth, format = at.part->format;
+    const auto run = [&](auto from, int64_t stride, auto weight) {
+        panel(from, stride, rows, depth, panel_at(weight, at.index, depth), bias, y, y_stride,
+              at.width);
+    };
+    if (format == FP32) return run((const float*)x.x, depth, (const float*)at.part->panels);
+#ifdef TILES
+    multiply_on_tiles(unit, (const uint32_t*)x.rounded, rows, depth, at, bias, y, y_stride);
+#else
+#ifdef PAIR_DOT
+    const auto* from = (const uint32_t*)x.rounded;
+    const int64_t stride = ceil_div(depth, 2);
+#else
+    const float* from = x.x;
+    const int64_t stride = depth;
+#endif
+    if (format == BF16) return run(from, stride, (const uint32_t*)at.part->panels);
+    with_layout(format, [&](auto layout) {
+        run(from, stride, Packed<decltype(layout)>{(const char*)at.part->panels});
+    });
+#endif
+}
+
+// Calls act(panel, row, count) for each panel and each group of `count` rows from `row` on.
+template <class Act>
+void share_panels(Team& team, int64_t panels, int64_t rows, Act act) {
+    constexpr int64_t GROUP = 32;
+    // If there are too few panels for the threads, the rows are divided, too.
+    const int64_t cuts = std::clamp<int64_t>(4 * team.threads / panels, 1, ceil_div(rows, GROUP));
+    const int64_t cut = ceil_div(ceil_div(rows, cuts), GROUP) * GROUP;
+    team.share(panels * cuts, [&](int64_t i) {
+        const int64_t row = i % cuts * cut, count = std::min(cut, rows - row);
+        if (count > 0) act(i / cuts, row, count);
+    });
+}
 
 }  // namespace
 
@@ -312,39 +345,44 @@ EXPORT int rounds_input() {
 #endif
 }
 
-void linear(Team& team, const float* x, int64_t rows, int64_t depth, const LinearPart* parts,
-            int64_t num_parts, const float* bias, int64_t columns, float* y) {
-    if (rows == 0) return;
-#if defined(TILES)
-    if (parts[0].format != FP32)
-        return linear_on_tiles(team, x, rows, depth, parts, num_parts, bias, columns, y);
-#elif defined(PAIR_DOT)
-    const int64_t stride = ceil_div(depth, 2);
-    const uint32_t* rounded = nullptr;
-    if (parts[0].format != FP32) rounded = to_pairs(team, x, rows, depth);
-#else
-    const int64_t stride = depth;
-    const float* rounded = x;
-#endif
-    const int64_t panels = count_panels(parts, num_parts);
-    // If there are too few panels for the threads, the rows are divided, too.
-    const int64_t cuts = std::clamp<int64_t>(4 * team.threads / panels, 1, ceil_div(rows, 4 * ROWS));
-    const int64_t cut = ceil_div(rows, cuts);
-    team.share(panels * cuts, [&](int64_t i) {
-        const PanelOf at = find_panel(parts, i / cuts);
-        const int64_t row = i % cuts * cut, count = std::min(cut, rows - row), format = at.part->format;
-        if (count <= 0) return;
-        const auto run = [&](auto x, int64_t x_stride, auto weight) {
-            panel(x + row * x_stride, x_stride, count, depth, panel_at(weight, at.index, depth),
-                  bias ? bias + at.column : NO_BIAS, y + row * columns + at.column, columns, at.width);
+bf16* rounded_memory(Team& team, Buffer buffer, const LinearPart& part, int64_t rows, int64_t depth) {
+    if (!rounds_input() || part.format == FP32) return nullptr;
+    return team.buffer<bf16>(buffer, Rows::size(rows, depth));
+}
+
+void round_rows(Team& team, const Rows& x, int64_t rows) {
+    if (x.rounded) team.share(rows, [&](int64_t r) { x.round(r, 0, x.depth); });
+}
+
+void linear(Team& team, const Rows& x, int64_t rows, const LinearPart* parts, int64_t num_parts,
+            const float* bias, int64_t columns, float* y) {
+    Unit unit;
+    share_panels(team, count_panels(parts, num_parts), rows, [&](int64_t p, int64_t row, int64_t count) {
+        const PanelOf at = find_panel(parts, p);
+        multiply_panel(unit, x.from(row), count, at, bias ? bias + at.column : NO_BIAS,
+                       y + row * columns + at.column, columns);
+    });
+}
+
+void gated_linear(Team& team, const Rows& x, int64_t rows, const LinearPart* parts,
+                  const float* bias, int silu, const Rows& y) {
+    Unit unit;
+    const int64_t panels = count_panels(parts, 1);
+    share_panels(team, panels, rows, [&](int64_t p, int64_t row, int64_t count) {
+        static thread_local std::vector<float> sums;
+        sums.resize(2 * count * PANEL);
+        float *gate = sums.data(), *up = gate + count * PANEL;
+        const auto multiply = [&](const PanelOf& at, float* to) {
+            multiply_panel(unit, x.from(row), count, at, bias ? bias + at.column : NO_BIAS, to, PANEL);
         };
-        if (format == FP32) return run(x, depth, (const float*)at.part->panels);
-#ifndef TILES
-        if (format == BF16) return run(rounded, stride, (const uint32_t*)at.part->panels);
-        with_layout(format, [&](auto layout) {
-            run(rounded, stride, Packed<decltype(layout)>{(const char*)at.part->panels});
-        });
-#endif
+        const PanelOf at = find_panel(parts, p);
+        multiply(at, gate);
+        multiply(find_panel(parts, panels + p), up);
+        for (int64_t r = 0; r < count; r++) {
+            gate_row(gate + r * PANEL, up + r * PANEL, at.width, silu,
+                     y.x + (row + r) * y.depth + at.column);
+            y.round(row + r, at.column, at.width);
+        }
     });
 }
 
@@ -353,7 +391,10 @@ void linear(Team& team, const float* x, int64_t rows, int64_t depth, const Linea
 // bias float32 [columns + 48] or null.
 EXPORT void linear(const float* x, int64_t rows, int64_t depth, const LinearPart* parts,
                    int64_t num_parts, const float* bias, int64_t columns, float* y) {
+    if (rows == 0) return;
     in_team(rows * depth * columns, [&](Team& team) {
-        linear(team, x, rows, depth, parts, num_parts, bias, columns, y);
+        const Rows from{(float*)x, depth, rounded_memory(team, INPUT, parts[0], rows, depth)};
+        round_rows(team, from, rows);
+        linear(team, from, rows, parts, num_parts, bias, columns, y);
     });
 }

@@ -13,7 +13,7 @@ constexpr int LINE = 64;  // bytes of a cache line
 void ask_for_huge_pages(void* out, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
     const uintptr_t from = ((uintptr_t)out + 4095) & ~(uintptr_t)4095;
-    if (bytes > 1 << 21) madvise((void*)from, (uintptr_t)out + bytes - from, MADV_HUGEPAGE);
+    if (bytes > 1 << 18) madvise((void*)from, (uintptr_t)out + bytes - from, MADV_HUGEPAGE);
 #endif
 }
 

@@ -12,6 +12,12 @@
 #include "kernels.h"
 #include "vector.h"
 
+// Panel `index` of a part. Its `width` columns begin at `column` of y.
+struct PanelOf {
+    const LinearPart* part;
+    int64_t index, column, width;
+};
+
 namespace {
 
 constexpr int PANEL = 48;
@@ -215,12 +221,6 @@ void with_layout(int64_t format, Act act) {
     }
 }
 
-// Panel `index` of a part. Its `width` columns begin at `column` of y.
-struct PanelOf {
-    const LinearPart* part;
-    int64_t index, column, width;
-};
-
 inline int64_t count_panels(const LinearPart* parts, int64_t num_parts) {
     int64_t count = 0;
     for (int64_t i = 0; i < num_parts; i++) count += ceil_div(parts[i].columns, PANEL);
@@ -236,3 +236,9 @@ inline PanelOf find_panel(const LinearPart* part, int64_t p) {
 }
 
 }  // namespace
+
+#ifdef TILES
+// Multiplies some rows, as tiles, by one panel of weights that are bfloat16 or quantised.
+void multiply_on_tiles(Tiles<TILE>& tiles, const uint32_t* x, int64_t rows, int64_t depth,
+                       const PanelOf& at, const float* bias, float* y, int64_t y_stride);
+#endif

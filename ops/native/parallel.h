@@ -22,7 +22,11 @@ extern int num_threads;
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Buffers that the threads of a team share. Each is used by one kind of op.
-enum Buffer { INPUT, HIDDEN, PARTIALS, QKV, MIXED, GATE_UP, INNER, NUM_BUFFERS };
+enum Buffer {
+    INPUT, HIDDEN, PARTIALS, QKV, MIXED, GATE_UP, INNER,
+    NORMED, ATTENDED, ACTIVATED,  // the rounded forms of what norms, attention and activations write
+    NUM_BUFFERS
+};
 
 struct alignas(64) Line {
     char bytes[64];
@@ -32,8 +36,9 @@ struct Memory {
     std::vector<Line> buffers[NUM_BUFFERS];
 };
 
-// Returns memory for teams that the calling thread opens. It is kept until the thread ends.
-Memory& kept_memory();
+// Returns memory for teams that the calling thread opens, or for teams of the calling thread alone. It
+// is kept until the thread ends.
+Memory& kept_memory(bool is_alone);
 
 // Items that a thread has not begun: the first in the low half of the word, the end in the high half.
 struct alignas(64) Range {
@@ -66,6 +71,9 @@ class Team {
         : threads(threads), thread(thread), memory(memory), ranges(ranges) {
         for (int i = 0; i < NUM_BUFFERS; i++) look_at((Buffer)i);
     }
+
+    // Returns a team of the calling thread alone, with memory of its own.
+    Team alone() const { return {kept_memory(true), nullptr, 1, 0}; }
 
     // Calls act(item) once for each item, in some thread. Returns when all items are done. Each thread
     // begins with its part of the items. A thread that has finished its part takes items of others,
@@ -129,7 +137,7 @@ constexpr int64_t PARALLEL_WORK = 1 << 15;
 template <class Act>
 void in_team(int64_t work, Act act) {
     const int threads = work < PARALLEL_WORK ? 1 : num_threads;
-    Memory& memory = kept_memory();
+    Memory& memory = kept_memory(false);
     std::vector<Range> ranges(threads);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {

@@ -139,15 +139,22 @@ EXPORT void embed(const int32_t* ids, int64_t rows, const void* table, int forma
         embed_rows(ids, rows, (const float*)table, width, scale, y);
 }
 
-void rms_norm(Team& team, const float* x, float* residual, const float* weight, int64_t rows,
-              int64_t width, float eps, float* y) {
+void rms_norm(Team& team, const float* x, float* residual, Norm first, Norm last, int64_t rows,
+              const Rows& y) {
+    const int64_t width = y.depth;
     team.share(rows, [&](int64_t r) {
         const float* row = x + r * width;
+        float* out = y.x + r * width;
+        if (first.weight) {
+            normalise(row, first.weight, width, first.eps, out);
+            row = out;
+        }
         if (residual) {
             add(residual + r * width, row, width);
             row = residual + r * width;
         }
-        normalise(row, weight, width, eps, y + r * width);
+        if (last.weight) normalise(row, last.weight, width, last.eps, out);
+        y.round(r, 0, width);
     });
 }
 
@@ -155,20 +162,25 @@ void rms_norm(Team& team, const float* x, float* residual, const float* weight, 
 // Shape: x, residual (or null), y float32 [rows, width]; weight float32 [width].
 EXPORT void rms_norm(const float* x, float* residual, const float* weight, int64_t rows,
                      int64_t width, float eps, float* y) {
-    in_team(rows * width,
-            [&](Team& team) { rms_norm(team, x, residual, weight, rows, width, eps, y); });
+    in_team(rows * width, [&](Team& team) {
+        rms_norm(team, x, residual, {}, {weight, eps}, rows, {y, width, nullptr});
+    });
 }
 
-void gated_activation(Team& team, const float* gate_up, int64_t rows, int64_t width, int silu,
-                      float* y) {
+void gate_row(const float* gate, const float* up, int64_t width, int silu, float* y) {
+    silu ? gate_row<true>(gate, up, width, y) : gate_row<false>(gate, up, width, y);
+}
+
+void gated_activation(Team& team, const float* gate_up, int64_t rows, int silu, const Rows& y) {
     // Each row is divided into parts, so that even one row keeps all threads busy.
     constexpr int64_t PART = 512;
-    const int64_t parts = ceil_div(width, PART);
+    const int64_t width = y.depth, parts = ceil_div(width, PART);
     team.share(rows * parts, [&](int64_t i) {
         const int64_t row = i / parts, first = i % parts * PART;
+        const int64_t count = std::min(PART, width - first);
         const float* gate = gate_up + 2 * row * width + first;
-        const auto gate_part = silu ? gate_row<true> : gate_row<false>;
-        gate_part(gate, gate + width, std::min(PART, width - first), y + row * width + first);
+        gate_row(gate, gate + width, count, silu, y.x + row * width + first);
+        y.round(row, first, count);
     });
 }
 
@@ -176,7 +188,7 @@ void gated_activation(Team& team, const float* gate_up, int64_t rows, int64_t wi
 // Shape: gate_up float32 [rows, 2 * width], gate first; y float32 [rows, width].
 EXPORT void gated_activation(const float* gate_up, int64_t rows, int64_t width, int silu, float* y) {
     in_team(16 * rows * width,
-            [&](Team& team) { gated_activation(team, gate_up, rows, width, silu, y); });
+            [&](Team& team) { gated_activation(team, gate_up, rows, silu, {y, width, nullptr}); });
 }
 
 void rope_write_kv(Team& team, float* qkv, int64_t rows, int64_t num_heads, int64_t num_kv,

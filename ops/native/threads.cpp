@@ -7,9 +7,9 @@ int num_threads = 1;
 
 EXPORT void set_num_threads(int threads) { num_threads = threads; }
 
-Memory& kept_memory() {
-    static thread_local Memory memory;
-    return memory;
+Memory& kept_memory(bool is_alone) {
+    static thread_local Memory memory[2];
+    return memory[is_alone];
 }
 
 // Semantics: writes the system's ids of the calling thread and of its team's threads; 0 if unknown.

@@ -36,8 +36,8 @@ void gather_queries(const Call& call, const Item& item, bf16* q) {
     for (int64_t row = 0; row < item.num_rows; row++) {
         const float* from = call.qkv + token(call, item, row) * call.width + column(call, item, row);
         bf16* to = q + row / TILE * TILE * call.dim + row % TILE * PAGE;
-        for (int64_t d = 0; d < call.dim; d++)
-            narrow(from[d] * call.scale, to + d / PAGE * TILE_BF16 + d % PAGE);
+        for (int64_t d = 0; d < call.dim; d += LANES)
+            store(to + d / PAGE * TILE_BF16 + d % PAGE, load(from + d) * call.scale);
     }
 }
 
@@ -118,10 +118,8 @@ void attend_rows(T& tiles, const Call& call, const Item& item, int64_t row, int6
     float max[TILE], total[TILE];
     for (int64_t r = 0; r < rows; r++) {
         float* scores = scratch.scores + r * CHUNK;
-        bf16* weights = scratch.weights + r * CHUNK;
         soften(scores, first * PAGE, last * PAGE, {spans[r].low - base, spans[r].high - base},
-               call.softcap, max + r, total + r);
-        for (int64_t t = first * PAGE; t < last * PAGE; t++) narrow(scores[t], weights + t);
+               call.softcap, scratch.weights + r * CHUNK, max + r, total + r);
     }
     const bf16* pages[CHUNK_PAGES];
     std::copy(values + first, values + last, pages);
@@ -183,7 +181,7 @@ bool attentions_agree() {
         for (int64_t i = 0; i < rows; i++) positions[i] = (i < rows - 1 ? i : 0) + context - rows;
         std::vector<float> out(rows * heads * dim), expected(out.size());
         const auto compute = [&](auto run, float* to) {
-            const Call call{qkv.data(), to, (heads + 2) * dim, query_start, positions, tables.data(),
+            const Call call{qkv.data(), {to, heads * dim, nullptr}, (heads + 2) * dim, query_start, positions, tables.data(),
                             pages, (const char*)arena.data(), heads, 1, dim, 0, 0.1f, 0.0f, nullptr};
             std::vector<Item> items;
             list_items(call, 2, TILE_ITEM_ROWS, items);

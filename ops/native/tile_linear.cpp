@@ -19,8 +19,6 @@ constexpr int ROWS = 2 * TILE;      // rows that are multiplied together
 constexpr int LINE = 64;            // bytes of a cache line
 constexpr int AHEAD = 4 * STEP;     // words to prefetch ahead in a panel
 
-const float NO_BIAS[PANEL] = {};
-
 // A panel of bfloat16: `whole` steps of TILE_DEPTH k in `panel`, and one step in `last`, which has
 // zeros beyond the panel's depth.
 template <class W>
@@ -29,15 +27,18 @@ struct Steps {
     const uint32_t* panel;
     int64_t whole;
     alignas(LINE) uint32_t last[STEP];
+    mutable int64_t next = 0;  // the first step that was not read
 
     Steps(const uint32_t* panel, int64_t depth, int64_t) : panel(panel), whole(depth / TILE_DEPTH) {
         if (const int64_t rest = ceil_div(depth % TILE_DEPTH, 2) * PANEL)
             std::fill(std::copy_n(panel + whole * STEP, rest, last), last + STEP, 0);
     }
 
-    // Returns the weights of a step, and prefetches the weights of a later step.
+    // Returns the weights of a step, and prefetches the weights of a later step for the first rows.
     const uint32_t* at(int64_t step) const {
         const uint32_t* weights = step < whole ? panel + step * STEP : last;
+        if (step < next) return weights;
+        next = step + 1;
         for (int line = 0; line < STEP * 4; line += LINE)
             __builtin_prefetch((const char*)(weights + AHEAD) + line);
         return weights;
@@ -104,38 +105,22 @@ void panel(T& tiles, const uint32_t* x, int64_t rows, int64_t depth, W weight, c
 }
 
 template <class T>
-void multiply_parts(Team& team, const float* x, int64_t rows, int64_t depth,
-                    const LinearPart* parts, int64_t num_parts, const float* bias, int64_t columns,
-                    float* y) {
-    const int64_t panels = count_panels(parts, num_parts), steps = ceil_div(depth, TILE_DEPTH);
-    const uint32_t* rounded = to_tiles(team, x, rows, depth);
-    // If there are too few panels for the threads, the rows are divided, too.
-    const int64_t cuts = std::clamp<int64_t>(4 * team.threads / panels, 1, ceil_div(rows, ROWS));
-    const int64_t cut = ceil_div(ceil_div(rows, cuts), ROWS) * ROWS;
-    T tiles;
-    team.share(panels * cuts, [&](int64_t i) {
-        const PanelOf at = find_panel(parts, i / cuts);
-        const int64_t row = i % cuts * cut, count = std::min(cut, rows - row), format = at.part->format;
-        if (count <= 0) return;
-        const auto run = [&](auto weight) {
-            panel(tiles, rounded + row * steps * TILE, count, depth,
-                  panel_at(weight, at.index, depth), bias ? bias + at.column : NO_BIAS,
-                  y + row * columns + at.column, columns, at.width);
-        };
-        if (format == BF16) return run((const uint32_t*)at.part->panels);
-        with_layout(format, [&](auto layout) {
-            run(Packed<decltype(layout)>{(const char*)at.part->panels});
-        });
+void multiply(T& tiles, const uint32_t* x, int64_t rows, int64_t depth, const PanelOf& at,
+              const float* bias, float* y, int64_t y_stride) {
+    const auto run = [&](auto weight) {
+        panel(tiles, x, rows, depth, panel_at(weight, at.index, depth), bias, y, y_stride, at.width);
+    };
+    if (at.part->format == BF16) return run((const uint32_t*)at.part->panels);
+    with_layout(at.part->format, [&](auto layout) {
+        run(Packed<decltype(layout)>{(const char*)at.part->panels});
     });
 }
 
 }  // namespace
 
-// Semantics: linear() on tiles, for weights that are bfloat16 or quantised.
-void linear_on_tiles(Team& team, const float* x, int64_t rows, int64_t depth,
-                     const LinearPart* parts, int64_t num_parts, const float* bias,
-                     int64_t columns, float* y) {
-    multiply_parts<Tiles<TILE>>(team, x, rows, depth, parts, num_parts, bias, columns, y);
+void multiply_on_tiles(Tiles<TILE>& tiles, const uint32_t* x, int64_t rows, int64_t depth,
+                       const PanelOf& at, const float* bias, float* y, int64_t y_stride) {
+    multiply(tiles, x, rows, depth, at, bias, y, y_stride);
 }
 
 #ifdef AMX
@@ -150,10 +135,17 @@ bool linears_agree() {
             const LinearPart part{weight.data(), BF16, columns};
             std::vector<float> y(rows * columns), expected(rows * columns);
             in_team(0, [&](Team& team) {
-                multiply_parts<AmxTiles<TILE>>(team, x.data(), rows, depth, &part, 1, bias.data(),
-                                               columns, y.data());
-                multiply_parts<ScalarTiles<TILE>>(team, x.data(), rows, depth, &part, 1, bias.data(),
-                                                  columns, expected.data());
+                bf16* rounded = rounded_memory(team, INPUT, part, rows, depth);
+                round_rows(team, {(float*)x.data(), depth, rounded}, rows);
+                const auto run = [&](auto tiles, float* to) {
+                    for (int64_t p = 0; p < count_panels(&part, 1); p++) {
+                        const PanelOf at = find_panel(&part, p);
+                        multiply(tiles, (const uint32_t*)rounded, rows, depth, at,
+                                 bias.data() + at.column, to + at.column, columns);
+                    }
+                };
+                run(AmxTiles<TILE>{}, y.data());
+                run(ScalarTiles<TILE>{}, expected.data());
             });
             if (std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)) != 0) return false;
         }

@@ -1,39 +1,14 @@
 // Products of rows of x with packed weights, on tiles.
 #pragma once
 
-#include <algorithm>
 #include <utility>
 
-#include "parallel.h"
 #include "tiles.h"
-#include "vector.h"
 
 namespace {
 
 constexpr int TILE_WORDS = TILE * TILE;
 constexpr int TILE_ROW_BYTES = 4 * TILE;
-
-// Number of words in the tiles that to_tiles returns.
-inline int64_t tile_words(int64_t rows, int64_t depth) {
-    return ceil_div(rows, TILE) * ceil_div(depth, TILE_DEPTH) * TILE_WORDS;
-}
-
-// Returns x [rows, depth], rounded to bfloat16, as tiles [rows / TILE][depth / TILE_DEPTH][TILE]
-// [TILE_DEPTH]. Elements beyond `depth` are zero, and rows beyond `rows` are undefined.
-inline const uint32_t* to_tiles(Team& team, const float* x, int64_t rows, int64_t depth) {
-    const int64_t steps = ceil_div(depth, TILE_DEPTH);
-    uint32_t* words = team.buffer<uint32_t>(INPUT, tile_words(rows, depth));
-    team.share(rows, [&](int64_t r) {
-        for (int64_t s = 0; s < steps; s++) {
-            const int64_t tile = r / TILE * steps + s, k = s * TILE_DEPTH;
-            bf16* row = (bf16*)words + (tile * TILE + r % TILE) * TILE_DEPTH;
-            const int64_t count = std::min<int64_t>(TILE_DEPTH, depth - k);
-            for (int64_t i = 0; i < count; i++) narrow(x[r * depth + k + i], row + i);
-            std::fill(row + count, row + TILE_DEPTH, bf16{});
-        }
-    });
-    return words;
-}
 
 // Location of sums. bytes: distance of two rows in bytes; 0 if all rows have the same sums (a bias).
 template <class T>

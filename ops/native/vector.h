@@ -104,6 +104,16 @@ static inline void narrow(float x, bf16* p) {
     p->bits = x == x ? (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) : (uint16_t)0x7fc0;
 }
 
+static inline void store(bf16* p, F x) {
+    const U bits = (U)x, rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+    const U narrowed = x == x ? rounded : splat((uint32_t)0x7fc0);
+#if defined(VECTOR_AVX512)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)narrowed));
+#else
+    *(HMem*)p = __builtin_convertvector(narrowed, HMem);
+#endif
+}
+
 // NOTE: uses intrinsics, because with the tuning for some processors the compiler would split the
 // multiply-add into two operations again.
 static inline F fma(F a, F b, F c) {

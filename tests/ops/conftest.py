@@ -72,7 +72,7 @@ def quick_ops(request: pytest.FixtureRequest) -> Ops:
     return backend(request.param)
 
 
-@pytest.fixture(params=VARIANTS, scope="session")
+@pytest.fixture(params=[*VARIANTS, *TILES], scope="session")
 def cpu(request: pytest.FixtureRequest) -> Ops:
     """C++ alone, for what only it promises: the same bits whatever the batch."""
     return backend(request.param)

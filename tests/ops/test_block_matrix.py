@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ops.base import Ops
-from ops.block_matrix import BlockMatrix, densify, join
+from ops.block_matrix import BlockMatrix, densify
 from ops.panel_linear import panel_bytes
 from ops.weight_format import BLOCK_SIZES, WeightFormat
 from tests.ops.conftest import TILES, VARIANTS, backend
@@ -102,14 +102,6 @@ def test_backends_without_such_kernels_compute_with_the_bfloat16_form(ops: Ops) 
     weight, x = random_blocks(WeightFormat.Q4_1, 40, 4, 0), torch.randn(5, 128)
     quantised, plain = ops.pack_linear(weight), ops.pack_linear(weight.dequantize())
     assert torch.equal(ops.linear(x, quantised), ops.linear(x, plain))
-
-
-def test_neighbours_of_one_format_are_joined() -> None:
-    a, b = (random_blocks(WeightFormat.Q8_0, rows, 2, rows) for rows in (3, 5))
-    c, d = torch.zeros(2, 64, dtype=torch.bfloat16), random_blocks(WeightFormat.Q4_0, 4, 2, 0)
-    joined = join([a, b, c, c, d])
-    assert [each.shape[0] for each in joined] == [8, 4, 4]
-    assert torch.equal(densify(joined), densify([a, b, c, c, d]))
 
 
 @pytest.mark.skipif(not VARIANTS, reason="no C++ compiler")

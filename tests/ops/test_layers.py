@@ -26,6 +26,7 @@ from ops.base import (
     QKNorm,
     StacksLayers,
 )
+from ops.cpu import CpuOps
 from tests.ops.test_attention import make_batch
 from workers.device.weight_image import Arrival
 from workers.layers.decoder_layer import OpByOp
@@ -44,7 +45,8 @@ def make_layer(ops: Ops, layer: int, dtype: torch.dtype) -> LayerWeights:
         weight = (torch.randn(out, in_features) / in_features**0.5).to(dtype)
         bias = torch.randn(out) if "q_proj" in widths else None
         return AdaptedLinear(
-            ops.pack_linear(weight, bias=bias), FusedLinear.of(in_features, **widths)
+            ops.pack_linear(*weight.split(list(widths.values())), bias=bias),
+            FusedLinear.of(in_features, **widths),
         )
 
     return LayerWeights(
@@ -119,7 +121,7 @@ def run(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("has_adapters", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "gemma"])
-@pytest.mark.parametrize("fresh", [[1], [1, 1, 1, 20], [70, 1, 9]])
+@pytest.mark.parametrize("fresh", [[1], [1, 1, 1, 20], [150, 1, 9]])
 def test_one_call_gives_the_bits_of_its_ops(cpu: Ops, dtype, has_adapters, kind, fresh):
     torch.manual_seed(len(fresh))
     layers = [make_layer(cpu, layer, dtype) for layer in range(LAYERS)]
@@ -138,3 +140,18 @@ def test_one_call_gives_the_bits_of_its_ops(cpu: Ops, dtype, has_adapters, kind,
         assert torch.equal(want, got)
     assert torch.equal(x, before)
     assert torch.isfinite(computed[0]).all()
+
+
+@pytest.mark.parametrize("fresh", [[1, 1, 20], [220, 1, 31]])
+def test_bits_do_not_depend_on_the_number_of_threads(cpu: CpuOps, fresh: list[int]):
+    torch.manual_seed(0)
+    stack = cpu.bind_layers([make_layer(cpu, layer, torch.bfloat16) for layer in range(LAYERS)])
+    kv, batch = make_pages(torch.bfloat16, [31, 0, 5], fresh)
+    lora = make_lora(torch.bfloat16, fresh, [4, 16])
+    x, residual = torch.randn(sum(fresh), HIDDEN), torch.randn(sum(fresh), HIDDEN)
+    results: list[tuple[Tensor, ...]] = []
+    for threads in (1, 3, 5, 2):
+        CpuOps(variant=cpu.variant, threads=threads)  # sets the number of the shared library
+        results.append(run(stack, x, residual, batch, kv, lora))
+    for result in results:
+        assert all(map(torch.equal, results[0], result))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ops import build, kernel_library
 from ops.base import FusedLinear
-from ops.block_matrix import Weight, join
+from ops.block_matrix import Weight
 from ops.cpu import CpuOps
 from ops.kernel_library import load, open_library
 from ops.panel_linear import PanelLinear
@@ -72,7 +72,7 @@ def released(amx: ctypes.CDLL) -> Iterator[None]:
 
 
 def multiply(library: ctypes.CDLL, x: Tensor, weights: list[Weight], bias: Tensor | None) -> Tensor:
-    packed = PanelLinear(library, join(weights), bias)
+    packed = PanelLinear(library, weights, bias)
     y = torch.full((len(x), packed.out_features), torch.nan)
     library.linear(
         *(x.data_ptr(), *x.shape, packed.parts, packed.num_parts, packed.bias_ptr),
