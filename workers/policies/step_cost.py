@@ -20,6 +20,9 @@ Computing them takes as long as scheduling a sequence, so it is not done for eac
 MIN_STEPS = 8
 """Number of measured steps before the first prediction. Fewer steps do not determine the three
 coefficients."""
+LEAST_PART = 0.5
+"""Minimum of a recorded step's seconds, as a part of the predicted seconds. If the end of a step is
+seen late, the next one seems to take hardly any time, and its relative error would count most."""
 UNITS = np.array([1.0, 1e2, 1e5])
 """Divisor of each feature (steps, tokens, attended positions), so that all features have a similar
 size in the equations."""
@@ -50,6 +53,7 @@ class StepTime:
         """Records a step. num_attended: number of earlier positions that a token attends to, summed
         over the step's tokens."""
         if seconds > 0.0:
+            seconds = max(seconds, LEAST_PART * self.predict(num_tokens, num_attended))
             self._new.append((1 / seconds, num_tokens / seconds, num_attended / seconds))
             self._num_steps += 1
 

@@ -50,3 +50,16 @@ def test_what_tokens_and_positions_add_is_told_apart(
     for num_tokens, num_attended in work:
         exact = step_s + token_s * num_tokens + position_s * num_attended
         assert math.isclose(learned.predict(num_tokens, num_attended), exact, rel_tol=1e-3)
+
+
+def test_a_step_that_is_measured_too_short_makes_no_token_free() -> None:
+    """If the end of a step is seen late, the next one seems to take hardly any time."""
+    learned = StepTime()
+    for number in range(200):
+        num_tokens = 500 if number % 10 == 0 else 8
+        learned.record(num_tokens, 0, 0.01 + 5e-5 * num_tokens)
+    learned.record(2000, 0, 0.5)
+    learned.record(2000, 0, 0.001)
+    for _ in range(12):
+        learned.record(8, 0, 0.0104)
+    assert learned.seconds_of(1000, 0) > 0.04
