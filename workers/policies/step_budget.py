@@ -11,6 +11,8 @@ MIN_TOKENS = 64
 prompt would be computed under load. Prompt tokens with many positions before them, which take
 longer, may have only the time that this number takes at the start of a prompt. The time is shorter
 if it would exceed both the maximum gap between two tokens and what `MIN_PART` allows."""
+ROUNDING = 0.01
+"""Part of a token by which a number of tokens may be rounded up."""
 MIN_PART = 0.25
 """Time that a step may spend on `MIN_TOKENS` prompt tokens, even if this exceeds the maximum gap
 between two tokens, as a fraction of the predicted time of its generating sequences."""
@@ -63,7 +65,7 @@ class StepBudget:
         is at least 1 unless the budget is spent."""
         seconds = min(self._seconds, self._over_share_s) if is_over_share else self._seconds
         within = self._step_time.tokens_within(max(seconds, self._floor_s), context)
-        return int(min(self.num_tokens, max(within, 1)))
+        return int(min(self.num_tokens, max(within + ROUNDING, 1)))
 
     def deduct(self, num_tokens: int, context: int) -> None:
         """Deducts tokens from the budget. Sets `num_tokens` to 0 if the time left is too short for
@@ -74,5 +76,5 @@ class StepBudget:
         self._over_share_s -= seconds
         self._floor_s -= seconds
         self.num_tokens -= num_tokens
-        if self._step_time.tokens_within(max(self._seconds, self._floor_s), 0) < 0.99:
+        if self._step_time.tokens_within(max(self._seconds, self._floor_s), 0) < 1 - ROUNDING:
             self.num_tokens = 0
