@@ -5,16 +5,22 @@ from __future__ import annotations
 import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from store.database import EVERYTHING, Database
-from tests.postgres import fresh_database
-from tests.proxy import PostgresProxy
+if TYPE_CHECKING:
+    from store.database import Database
+    from tests.proxy import PostgresProxy
+
+# Modules that speak to Postgres are imported where they are used: tests of kernels also run on GPU
+# machines that have no driver of Postgres.
 
 
 @pytest.fixture
 def dsn() -> Iterator[str]:
+    from tests.postgres import fresh_database
+
     with fresh_database() as dsn:
         yield dsn
 
@@ -22,6 +28,8 @@ def dsn() -> Iterator[str]:
 @pytest.fixture
 def empty_dsn() -> Iterator[str]:
     """Without any schema."""
+    from tests.postgres import fresh_database
+
     with fresh_database(migrated=False) as dsn:
         yield dsn
 
@@ -29,6 +37,8 @@ def empty_dsn() -> Iterator[str]:
 @pytest.fixture
 async def database(dsn: str) -> AsyncIterator[Database]:
     """Sees everything, as a gateway does."""
+    from store.database import EVERYTHING, Database
+
     database = await Database.connect(dsn, sees=EVERYTHING)
     yield database
     await database.close()
@@ -37,6 +47,8 @@ async def database(dsn: str) -> AsyncIterator[Database]:
 @pytest.fixture
 async def owner(dsn: str) -> AsyncIterator[Database]:
     """May do what nobody of ours can."""
+    from store.database import Database
+
     database = await Database.connect(dsn, role=None, max_size=2)
     yield database
     await database.close()
@@ -44,6 +56,8 @@ async def owner(dsn: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def proxy(dsn: str, tmp_path: Path) -> AsyncIterator[PostgresProxy]:
+    from tests.proxy import PostgresProxy
+
     async with PostgresProxy(dsn, tmp_path / "proxy") as proxy:
         yield proxy
 
