@@ -87,6 +87,10 @@ def clamped(self: Any, x: Tensor) -> Tensor:
     return self.down_proj(self.act_fn(self.gate_proj(x)).clamp(max=0.9) * self.up_proj(x))
 
 
+def capped(self: Any, x: Tensor) -> Tensor:
+    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x).clamp(-50, 50))
+
+
 def gated(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Returns an attention that halves its output where the first number of the input is
     positive."""
@@ -108,6 +112,7 @@ def parallel(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
     [
         (seed.SeedOssRMSNorm, centred, "2 gated MLPs, 2 attention modules, linears"),
         (seed.SeedOssMLP, clamped, "5 norms, 2 attention modules, linears"),
+        (seed.SeedOssMLP, capped, "5 norms, 2 attention modules, linears"),
         (
             seed.SeedOssAttention,
             gated(seed.SeedOssAttention.forward),
@@ -139,6 +144,7 @@ def test_a_module_that_differs_is_left_to_transformers(
     ("family", "changes", "words"),
     [
         ("seed_oss", {"hidden_act": "gelu"}, "5 norms, 2 attention modules, linears"),
+        ("olmo", {"clip_qkv": 8.0}, "2 gated MLPs, linears"),
         (
             "ministral3",
             {
@@ -153,7 +159,7 @@ def test_a_module_that_differs_is_left_to_transformers(
         ),
     ],
 )
-def test_other_activations_and_scales_of_far_positions_are_noticed(
+def test_other_activations_limits_and_scales_of_far_positions_are_noticed(
     family: str,
     changes: dict[str, Any],
     words: str,
