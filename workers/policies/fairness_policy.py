@@ -26,7 +26,7 @@ from workers.policies.step_budget import StepBudget
 from workers.policies.step_cost import StepTime
 from workers.policies.tenant_queue import TenantQueue
 from workers.scheduling.policy import QueueStatus, Refusal
-from workers.scheduling.schedule import BlockReason, Schedule
+from workers.scheduling.schedule import BlockReason, Schedule, ScheduledSequence
 from workers.scheduling.sequence import Sequence
 
 MAX_TOKEN_GAP_S = 0.25
@@ -74,7 +74,7 @@ class FairnessPolicy:
             self.step_time, max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens
         )
         self._limits = QueueLimits(queue, self._forecast, bounds, memory_tokens, self._running)
-        self._budget = self._new_budget(Schedule(), frozenset())
+        self._budget = self._new_budget(Schedule(), [], frozenset())
         self._begin_s = 0.0
         """Predicted time when the device can begin the step that is being scheduled."""
         self._closed_by: BlockReason | None = None
@@ -150,7 +150,10 @@ class FairnessPolicy:
             return
         tenants = {self.queue.tenant_of(sequence) for sequence in self._running}
         over_share = frozenset(each for each in tenants if self.over_share.includes(each))
-        self._budget = self._new_budget(schedule, over_share)
+        # Streams that this step leaves out wait for its end as well.
+        awaiting = [ScheduledSequence(each, 1) for each in self._running if each.awaits_token]
+        streams = schedule.items + awaiting
+        self._budget = self._new_budget(schedule, streams, over_share)
         if schedule.is_held:
             self._closed_by = BlockReason.MODEL
             self._limits.hold(schedule.now)
@@ -158,12 +161,11 @@ class FairnessPolicy:
             self._closed_by = BlockReason.PAGES
         elif not schedule.num_free_slots and not over_share:
             self._closed_by = BlockReason.SLOT
-        has_generating = bool(schedule.items)
         for sequence in self.queue.in_turn(self._is_closed_to):
             yield sequence
             if self._is_spent:
                 break
-        if has_generating:
+        if streams:
             self._gap_limit.record(self._budget.stretch)
 
     def block(self, sequence: Sequence, reason: BlockReason) -> None:
@@ -229,24 +231,29 @@ class FairnessPolicy:
     def _is_closed_to(self, tenant: TenantQueue) -> bool:
         return self._closed_by is not None or self.over_share.is_closed_to(tenant)
 
-    def _new_budget(self, schedule: Schedule, over_share: frozenset[TenantQueue]) -> StepBudget:
-        items = schedule.items
-        decode_s = self._predict_s(schedule)
-        gap_factor = min((item.sequence.terms.gap_factor for item in items), default=math.inf)
+    def _new_budget(
+        self,
+        schedule: Schedule,
+        streams: list[ScheduledSequence],
+        over_share: frozenset[TenantQueue],
+    ) -> StepBudget:
+        decoding = Schedule(streams)
+        decode_s = self._predict_s(decoding)
+        gap_factor = min((item.sequence.terms.gap_factor for item in streams), default=math.inf)
         within_share = [
-            item for item in items if self.queue.tenant_of(item.sequence) not in over_share
+            item for item in streams if self.queue.tenant_of(item.sequence) not in over_share
         ]
         return StepBudget(
             self.step_time,
             num_tokens=self._max_batched_tokens - schedule.num_tokens,
             decode_s=decode_s,
             over_share_s=(1 + ADDED_PART) * self._predict_s(Schedule(within_share))
-            if items
+            if streams
             else math.inf,
-            seconds=min((due_s(item.sequence) for item in items), default=math.inf)
+            seconds=min((due_s(item.sequence) for item in streams), default=math.inf)
             - schedule.begin_s,
-            max_gap_s=gap_factor * self._gap_limit.seconds(decode_s, schedule.num_tokens)
-            if items
+            max_gap_s=gap_factor * self._gap_limit.seconds(decode_s, decoding.num_tokens)
+            if streams
             else math.inf,
         )
 

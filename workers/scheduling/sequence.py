@@ -114,9 +114,14 @@ class Sequence:
     def is_generating(self) -> bool:
         """Whether the next step may generate a token: the prompt is computed, `max_len` is not
         reached, and the constraint does not depend on a token that is still in flight."""
-        if self.num_inflight_tokens and self.constraint.needs_host_token:
-            return False
-        return not self.is_prefilling and self.length < self.max_len
+        return not self.is_prefilling and self.length < self.max_len and not self.awaits_token
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether the next step leaves the sequence out, although it will go on, because its
+        constraint depends on a token that is still in flight."""
+        is_in_flight = self.num_inflight_tokens > 0 and self.length < self.max_len
+        return is_in_flight and self.constraint.needs_host_token
 
     @property
     def is_activated(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -20,7 +21,13 @@ from workers.policies.queue_limits import QueueBounds
 from workers.policies.step_budget import StepBudget
 from workers.policies.step_cost import StepTime
 from workers.process.warm_up import warm_up
-from workers.wire.protocol import SequenceOutput, ServiceClass
+from workers.scheduling.constraint import (
+    Constraint,
+    ConstraintSource,
+    NoConstraint,
+    Unconstrained,
+)
+from workers.wire.protocol import Generate, SequenceOutput, ServiceClass
 
 COST = StepCost(0.010, 0.0005)
 seconds = st.floats(1e-4, 10.0)
@@ -35,6 +42,9 @@ class Streams(Market):
         num_streams: int,
         max_gap_ratio: float,
         service_class: ServiceClass = ServiceClass.STANDARD,
+        *,
+        runs_ahead: bool = False,
+        constraints: ConstraintSource = Unconstrained(),  # noqa: B008
     ) -> None:
         super().__init__(
             cost=COST,
@@ -43,7 +53,8 @@ class Streams(Market):
             max_batched_tokens=512,
             max_gap_ratio=max_gap_ratio,
             bounds=QueueBounds(max_wait_s=1e9),
-            runs_ahead=False,
+            runs_ahead=runs_ahead,
+            constraints=constraints,
         )
         warm_up(self.engine)
         measure_speed(self.engine, self.clock)
@@ -80,6 +91,25 @@ def test_prompts_that_arrive_together_at_most_double_the_gaps(count: int, length
     while len(streams.ended) < count:
         streams.step()
     assert streams.gaps_s().max() <= 2.0 * 1.05 * streams.alone_s
+
+
+class NeedsToken(NoConstraint):
+    needs_host_token = True
+
+
+class StreamsNeedTokens(Unconstrained):
+    """Keeps all sequences out of a step while their last token is in flight."""
+
+    def open(self, request: Generate, generated: Sequence[int]) -> Constraint:
+        return NeedsToken()
+
+
+def test_prompts_do_not_fill_the_steps_between_those_of_constrained_streams() -> None:
+    streams = Streams(16, 2.0, runs_ahead=True, constraints=StreamsNeedTokens())
+    streams.send(1, 4000)
+    while not streams.ended:
+        streams.step()
+    assert streams.gaps_s().max() <= 2 * 2.0 * 1.05 * streams.alone_s
 
 
 @pytest.mark.parametrize("service_class", [ServiceClass.INTERACTIVE, ServiceClass.BATCH])
