@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -52,10 +53,12 @@ def variables(**settings: object) -> dict[str, str]:
 async def connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     place = urlsplit(url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
-    yield reader, writer
-    writer.close()
-    with contextlib.suppress(ConnectionError):
-        await writer.wait_closed()
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 async def lifespan(receive: Any, send: Any) -> None:
@@ -150,9 +153,13 @@ class Plane:
             await self.kill()
 
     async def start(self) -> None:
-        """Returns when it is ready."""
+        """Returns when it is ready. Kills it if it does not become ready."""
         await self.launch()
-        await self.wait_ready()
+        try:
+            await self.wait_ready()
+        except BaseException:
+            await self.kill()
+            raise
 
     async def launch(self) -> None:
         assert not self.is_running
@@ -200,10 +207,11 @@ class Plane:
             await self.server.serve(sockets=[listener])
 
     async def wait_ready(self) -> None:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while not await self._is_ready():
-                assert self.is_running, self.log_text[-4000:]
-                await asyncio.sleep(0.01 if self.kind == "in_process" else 0.05)
+        latest = time.monotonic() + START_TIMEOUT_S
+        while not await self._is_ready():
+            assert self.is_running, f"it ended before it was ready: {self.log_text[-4000:]}"
+            assert time.monotonic() < latest, f"it is not ready in time: {self.log_text[-4000:]}"
+            await asyncio.sleep(0.01 if self.kind == "in_process" else 0.05)
 
     async def get(self, path: str) -> httpx.Response:
         """Returns the answer of the address that has /readyz, once the process listens."""
@@ -238,7 +246,12 @@ class Plane:
 
     async def kill(self) -> None:
         """Ends it at once, if it is running."""
-        if self.is_running:
+        if not self.is_running:
+            return
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        else:
             self.send(signal.SIGKILL)
             await self.wait()
 
