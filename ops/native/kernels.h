@@ -16,9 +16,10 @@ struct Norm {
     double eps;
 };
 
-// Returns memory for x [rows, depth] in the form in which a linear with this part reads it; null if it
-// reads x itself.
-bf16* rounded_memory(Team& team, Buffer buffer, const LinearPart& part, int64_t rows, int64_t depth);
+// Returns memory for x [rows, depth] in the form in which a linear with these parts reads it; null if
+// they all read x itself.
+bf16* rounded_memory(Team& team, Buffer buffer, const LinearPart* parts, int64_t num_parts,
+                     int64_t rows, int64_t depth);
 
 // Rounds the rows, which were written without being rounded.
 void round_rows(Team& team, const Rows& x, int64_t rows);

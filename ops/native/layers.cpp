@@ -53,6 +53,17 @@ void project(Team& team, const Linear& w, const Step& step, int64_t layer, const
     if (step.num_segments > 0) adapt(team, w, step, layer, x.x, y);
 }
 
+// Returns memory of the team for the rounded form of the rows that a linear reads, if it reads one.
+bf16* rounded_for(Team& team, Buffer buffer, const Linear& w, int64_t rows) {
+    return rounded_memory(team, buffer, w.parts, w.num_parts, rows, w.in_features);
+}
+
+// Returns memory of the team for the rows that a linear reads.
+Rows input_memory(Team& team, Buffer buffer, Buffer rounded, const Linear& w, int64_t rows) {
+    return {team.buffer<float>(buffer, rows * w.in_features), w.in_features,
+            rounded_for(team, rounded, w, rows)};
+}
+
 // Computes a layer up to its attention. x: input of the layer.
 void before_attention(Team& team, const Layer& layer, const Step& step, const Rows& x, float* qkv) {
     project(team, layer.qkv, step, layer.layer, x, qkv);
@@ -66,8 +77,7 @@ void before_attention(Team& team, const Layer& layer, const Step& step, const Ro
 Rows activate(Team& team, const Layer& layer, const Step& step, const Rows& x) {
     const Linear& w = layer.gate_up;
     const int64_t rows = step.rows, width = layer.down.in_features;
-    const Rows act{team.buffer<float>(INNER, rows * width), width,
-                   rounded_memory(team, ACTIVATED, layer.down.parts[0], rows, width)};
+    const Rows act = input_memory(team, INNER, ACTIVATED, layer.down, rows);
     if (step.num_segments == 0 && w.num_parts == 2 && w.parts[0].columns == width) {
         gated_linear(team, x, rows, w.parts, w.bias, layer.silu, act);
     } else {
@@ -81,13 +91,12 @@ Rows activate(Team& team, const Layer& layer, const Step& step, const Rows& x) {
 // Computes a layer from its attention's output on. y: input of the next layer.
 void after_attention(Team& team, const Layer& layer, const Step& step, const Rows& attended,
                      float* residual, const Rows& y) {
-    const int64_t rows = step.rows, hidden = y.depth;
+    const int64_t rows = step.rows;
     const auto norm = [&](const Norm& first, const Norm& last, const Rows& to) {
         rms_norm(team, y.x, last.weight ? residual : nullptr, first, last, rows, to);
     };
     project(team, layer.output, step, layer.layer, attended, y.x);
-    const Rows normed{y.x, hidden,
-                      rounded_memory(team, NORMED, layer.gate_up.parts[0], rows, hidden)};
+    const Rows normed{y.x, y.depth, rounded_for(team, NORMED, layer.gate_up, rows)};
     norm(layer.post_attention, layer.mlp, normed);
     project(team, layer.down, step, layer.layer, activate(team, layer, step, normed), y.x);
     norm(layer.post_mlp, layer.following, y);
@@ -113,23 +122,23 @@ Step some_rows(Step step, int64_t first, int64_t rows, std::vector<int32_t>& sta
 void run(Team& team, const Layer* layers, int64_t count, const Step& step, float* x,
          float* residual) {
     const int64_t rows = step.rows, hidden = layers->output.out_features;
-    const int64_t width = layers->output.in_features, qkv_width = layers->qkv.out_features;
-    float* qkv = team.buffer<float>(QKV, rows * qkv_width);
-    Rows attended{team.buffer<float>(MIXED, rows * width), width, nullptr};
+    float* qkv = nullptr;
+    Rows attended{};
     const auto compute = [&](Team& members, const Step& some, int64_t first, const Layer* last,
                              const Layer* next) {
         Rows y{x + first * hidden, hidden, nullptr};
-        if (next) y.rounded = rounded_memory(members, NORMED, next->qkv.parts[0], some.rows, hidden);
+        if (next) y.rounded = rounded_for(members, NORMED, next->qkv, some.rows);
         if (last)
             after_attention(members, *last, some, attended.from(first), residual + first * hidden, y);
         else
             round_rows(members, y, some.rows);
-        if (next) before_attention(members, *next, some, y, qkv + first * qkv_width);
+        if (next) before_attention(members, *next, some, y, qkv + first * next->qkv.out_features);
     };
     const int64_t blocks = team.threads * ceil_div(rows, BLOCK_ROWS * team.threads);
     const int64_t block = ceil_div(ceil_div(rows, blocks), 16) * 16;
     for (int64_t i = 0; i <= count; i++) {
         const Layer *last = i > 0 ? layers + i - 1 : nullptr, *next = i < count ? layers + i : nullptr;
+        if (next) qkv = team.buffer<float>(QKV, rows * next->qkv.out_features);
         if (rows < MANY_ROWS * team.threads)
             compute(team, step, 0, last, next);
         else
@@ -141,7 +150,7 @@ void run(Team& team, const Layer* layers, int64_t count, const Step& step, float
                 compute(alone, some, first, last, next);
             });
         if (!next) return;
-        attended.rounded = rounded_memory(team, ATTENDED, next->output.parts[0], rows, width);
+        attended = input_memory(team, MIXED, ATTENDED, next->output, rows);
         paged_attention(team, qkv, step.num_seqs, step.query_start, step.positions,
                         step.max_context, step.block_tables, step.table_stride, step.arena,
                         next->layer * step.layer_bytes, step.kv_format, next->num_heads,

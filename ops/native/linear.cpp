@@ -345,8 +345,10 @@ EXPORT int rounds_input() {
 #endif
 }
 
-bf16* rounded_memory(Team& team, Buffer buffer, const LinearPart& part, int64_t rows, int64_t depth) {
-    if (!rounds_input() || part.format == FP32) return nullptr;
+bf16* rounded_memory(Team& team, Buffer buffer, const LinearPart* parts, int64_t num_parts,
+                     int64_t rows, int64_t depth) {
+    const auto is_float = [](const LinearPart& part) { return part.format == FP32; };
+    if (!rounds_input() || std::all_of(parts, parts + num_parts, is_float)) return nullptr;
     return team.buffer<bf16>(buffer, Rows::size(rows, depth));
 }
 
@@ -393,7 +395,8 @@ EXPORT void linear(const float* x, int64_t rows, int64_t depth, const LinearPart
                    int64_t num_parts, const float* bias, int64_t columns, float* y) {
     if (rows == 0) return;
     in_team(rows * depth * columns, [&](Team& team) {
-        const Rows from{(float*)x, depth, rounded_memory(team, INPUT, parts[0], rows, depth)};
+        const Rows from{(float*)x, depth,
+                        rounded_memory(team, INPUT, parts, num_parts, rows, depth)};
         round_rows(team, from, rows);
         linear(team, from, rows, parts, num_parts, bias, columns, y);
     });

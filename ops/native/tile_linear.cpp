@@ -135,7 +135,7 @@ bool linears_agree() {
             const LinearPart part{weight.data(), BF16, columns};
             std::vector<float> y(rows * columns), expected(rows * columns);
             in_team(0, [&](Team& team) {
-                bf16* rounded = rounded_memory(team, INPUT, part, rows, depth);
+                bf16* rounded = rounded_memory(team, INPUT, &part, 1, rows, depth);
                 round_rows(team, {(float*)x.data(), depth, rounded}, rows);
                 const auto run = [&](auto tiles, float* to) {
                     for (int64_t p = 0; p < count_panels(&part, 1); p++) {

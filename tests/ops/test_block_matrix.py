@@ -77,6 +77,16 @@ def test_a_quantised_linear_has_the_bits_of_its_bfloat16_form(variant: str) -> N
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, *TILES])
+def test_parts_in_float32_and_in_blocks_may_be_in_any_order(variant: str) -> None:
+    ops, x = backend(variant), torch.randn(3, 64)
+    blocks, plain = random_blocks(WeightFormat.Q8_0, 50, 2, 0), torch.randn(20, 64)
+    alone = {part: ops.linear(x, ops.pack_linear(part)) for part in (blocks, plain)}
+    for parts in ((blocks, plain), (plain, blocks)):
+        together = ops.linear(x, ops.pack_linear(*parts))
+        assert torch.equal(together, torch.cat([alone[part] for part in parts], dim=1))
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, *TILES])
 @pytest.mark.parametrize("format", BLOCK_SIZES)
 def test_each_weight_is_rounded_as_in_its_bfloat16_form(variant: str, format: WeightFormat) -> None:
     """Scales and minimums have any finite bits, so that weights lie between two bfloat16 numbers

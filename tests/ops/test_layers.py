@@ -34,10 +34,10 @@ from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import rope_table
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS = 80, 112, 6, 2, 16, 3
-Q, KV = HEADS * DIM, KV_HEADS * DIM
+KV = KV_HEADS * DIM
 
 
-def make_layer(ops: Ops, layer: int, dtype: torch.dtype) -> LayerWeights:
+def make_layer(ops: Ops, layer: int, dtype: torch.dtype, heads: int = HEADS) -> LayerWeights:
     """Of the Llama kind."""
 
     def linear(in_features: int, **widths: int) -> AdaptedLinear:
@@ -51,9 +51,9 @@ def make_layer(ops: Ops, layer: int, dtype: torch.dtype) -> LayerWeights:
 
     return LayerWeights(
         layer,
-        HEADS,
-        qkv=linear(HIDDEN, q_proj=Q, k_proj=KV, v_proj=KV),
-        output=linear(Q, o_proj=HIDDEN),
+        heads,
+        qkv=linear(HIDDEN, q_proj=heads * DIM, k_proj=KV, v_proj=KV),
+        output=linear(heads * DIM, o_proj=HIDDEN),
         gate_up=linear(HIDDEN, gate_proj=INNER, up_proj=INNER),
         down=linear(INNER, down_proj=HIDDEN),
         rope=rope_table(RopeSpec(10000.0), DIM, 256),
@@ -140,6 +140,17 @@ def test_one_call_gives_the_bits_of_its_ops(cpu: Ops, dtype, has_adapters, kind,
         assert torch.equal(want, got)
     assert torch.equal(x, before)
     assert torch.isfinite(computed[0]).all()
+
+
+@pytest.mark.parametrize("fresh", [[1, 1, 20], [220, 1, 31]])
+def test_layers_may_have_different_numbers_of_heads(cpu: CpuOps, fresh: list[int]):
+    torch.manual_seed(0)
+    layers = [make_layer(cpu, layer, torch.bfloat16, heads=2 + 4 * layer) for layer in range(LAYERS)]
+    kv, batch = make_pages(torch.bfloat16, [31, 0, 5], fresh)
+    x, residual = torch.randn(sum(fresh), HIDDEN), torch.randn(sum(fresh), HIDDEN)
+    expected = run(OpByOp(cpu, layers, Arrival()), x, residual, batch, kv, None)
+    computed = run(cpu.bind_layers(layers), x, residual, batch, kv, None)
+    assert all(map(torch.equal, expected, computed))
 
 
 @pytest.mark.parametrize("fresh", [[1, 1, 20], [220, 1, 31]])
