@@ -107,20 +107,14 @@ void tile(const Call& call, const Item& item, int64_t row, int64_t chunk, const 
     for (int r = 0; r < R; r++) fold(states[r], max[r], total[r], sums + r * MAX_DIM, call.dim);
 }
 
-template <class T>
+template <int R = 1, class T>
 void tile_rows(int64_t rows, const Call& call, const Item& item, int64_t row, int64_t chunk,
                const T* const* keys, const T* const* values, const float* q, float* scores,
                State* states) {
-    switch (rows) {
-        case 1: return tile<1>(call, item, row, chunk, keys, values, q, scores, states);
-        case 2: return tile<2>(call, item, row, chunk, keys, values, q, scores, states);
-        case 3: return tile<3>(call, item, row, chunk, keys, values, q, scores, states);
-        case 4: return tile<4>(call, item, row, chunk, keys, values, q, scores, states);
-        case 5: return tile<5>(call, item, row, chunk, keys, values, q, scores, states);
-        case 6: return tile<6>(call, item, row, chunk, keys, values, q, scores, states);
-        case 7: return tile<7>(call, item, row, chunk, keys, values, q, scores, states);
-        case 8: return tile<8>(call, item, row, chunk, keys, values, q, scores, states);
-    }
+    if (rows == R)
+        tile<R>(call, item, row, chunk, keys, values, q, scores, states);
+    else if constexpr (R < TILE)
+        tile_rows<R + 1>(rows, call, item, row, chunk, keys, values, q, scores, states);
 }
 
 // Writes the item's q, scaled, as [tile][D][TILE].

@@ -41,16 +41,13 @@ struct Step {
     int64_t lora_format;
 };
 
-void adapt(Team& team, const Linear& w, const Step& step, int64_t layer, const float* x, float* y) {
-    add_lora(team, y, x, w.in_features, w.projections, w.widths, w.num_projections,
-             layer * step.layer_entries, step.slot_entries, step.segment_start, step.segment_slot,
-             step.num_segments, step.a_offset, step.b_offset, step.rank, step.lora_arena,
-             step.lora_format);
-}
-
 void project(Team& team, const Linear& w, const Step& step, int64_t layer, const Rows& x, float* y) {
     linear(team, x, step.rows, w.parts, w.num_parts, w.bias, w.out_features, y);
-    if (step.num_segments > 0) adapt(team, w, step, layer, x.x, y);
+    if (step.num_segments > 0)
+        add_lora(team, y, x.x, w.in_features, w.projections, w.widths, w.num_projections,
+                 layer * step.layer_entries, step.slot_entries, step.segment_start,
+                 step.segment_slot, step.num_segments, step.a_offset, step.b_offset, step.rank,
+                 step.lora_arena, step.lora_format);
 }
 
 // Returns memory of the team for the rounded form of the rows that a linear reads, if it reads one.

@@ -17,7 +17,6 @@ constexpr int STREAMED = LANES == 16 ? ROWS : 3;  // rows whose sums and plain w
 constexpr int FEW = LANES == 16 ? 8 : 1;  // rows whose sums and quantised weights fit in registers
 constexpr int SIDE = LANES == 16 ? NV : 1;  // vectors of columns that are unpacked side by side
 constexpr int BLOCK = 128;          // k that are multiplied at a time: 24 KiB of float32 stay in L1
-constexpr int LINE = 64;            // bytes of a cache line
 constexpr int LINES = (WIDTH * 4 + LINE - 1) / LINE;  // cache lines that one step of a tile reads
 constexpr int PREFETCH = 4096;      // bytes to prefetch ahead in a panel read as one stream
 

@@ -8,8 +8,6 @@
 
 namespace {
 
-constexpr int LINE = 64;  // bytes of a cache line
-
 void ask_for_huge_pages(void* out, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
     const uintptr_t from = ((uintptr_t)out + 4095) & ~(uintptr_t)4095;

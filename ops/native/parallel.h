@@ -16,6 +16,7 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 constexpr int PAGE = 16;  // tokens in a KV page
+constexpr int LINE = 64;  // bytes of a cache line
 
 extern int num_threads;
 
@@ -28,8 +29,8 @@ enum Buffer {
     NUM_BUFFERS
 };
 
-struct alignas(64) Line {
-    char bytes[64];
+struct alignas(LINE) Line {
+    char bytes[LINE];
 };
 
 struct Memory {

@@ -20,8 +20,6 @@ constexpr int WIDE = 4;                 // pages, or tiles of D, that are multip
 
 static_assert(PAGE == TILE && TILE_ITEM_ROWS % TILE == 0);
 
-const float NO_SUMS[TILE] = {};
-
 struct Scratch {
     alignas(64) bf16 q[TILE_ITEM_ROWS * MAX_DIM];
     alignas(64) float scores[TILE * CHUNK];
@@ -39,12 +37,6 @@ void gather_queries(const Call& call, const Item& item, bf16* q) {
         for (int64_t d = 0; d < call.dim; d += LANES)
             store(to + d / PAGE * TILE_BF16 + d % PAGE, load(from + d) * call.scale);
     }
-}
-
-template <int N, class T>
-void clear_sums(T& tiles) {
-    for_each(std::make_integer_sequence<int, N>{},
-             [&](auto i) { tiles.template load<decltype(i)::value>(NO_SUMS, 0); });
 }
 
 // Computes scores [TILE][CHUNK] of the tokens of N pages. keys: K of each page.

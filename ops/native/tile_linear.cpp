@@ -16,7 +16,6 @@ namespace {
 constexpr int WIDE = PANEL / TILE;  // tiles side by side in a panel
 constexpr int STEP = TILE * PANEL;  // words of a panel for TILE_DEPTH k
 constexpr int ROWS = 2 * TILE;      // rows that are multiplied together
-constexpr int LINE = 64;            // bytes of a cache line
 constexpr int AHEAD = 4 * STEP;     // words to prefetch ahead in a panel
 
 // A panel of bfloat16: `whole` steps of TILE_DEPTH k in `panel`, and one step in `last`, which has

@@ -11,9 +11,7 @@ using namespace lora;
 
 namespace {
 
-constexpr int LINE = 64;  // bytes of a cache line
 static_assert(PANEL_ROWS == TILE);
-const float NO_SUMS[TILE] = {};
 
 template <class T>
 struct TileProduct {
@@ -44,7 +42,7 @@ struct TileProduct {
     template <int R>
     void multiply(const X* x, int64_t stride, const W* panel, Steps steps, int64_t width, float* sums) {
         constexpr std::make_integer_sequence<int, R> row_tiles;
-        for_each(row_tiles, [&](auto r) { tiles.template load<decltype(r)::value>(NO_SUMS, 0); });
+        clear_sums<R>(tiles);
         for (int64_t s = 0; s < steps.count; s++) {
             const W* weights = panel + s * steps.pairs * width;
             for (int64_t at = 0; at < steps.pairs * width * 4; at += LINE)

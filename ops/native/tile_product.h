@@ -9,6 +9,7 @@ namespace {
 
 constexpr int TILE_WORDS = TILE * TILE;
 constexpr int TILE_ROW_BYTES = 4 * TILE;
+const float NO_SUMS[TILE] = {};
 
 // Location of sums. bytes: distance of two rows in bytes; 0 if all rows have the same sums (a bias).
 template <class T>
@@ -20,6 +21,13 @@ struct TileSums {
 template <class Act, int... I>
 inline void for_each(std::integer_sequence<int, I...>, Act act) {
     (act(std::integral_constant<int, I>{}), ...);
+}
+
+// Sets the first N tiles to zero.
+template <int N, class T>
+void clear_sums(T& tiles) {
+    for_each(std::make_integer_sequence<int, N>{},
+             [&](auto i) { tiles.template load<decltype(i)::value>(NO_SUMS, 0); });
 }
 
 // Multiplies ROWS tiles of rows of x by WIDE tiles of weights side by side, and adds the products of
