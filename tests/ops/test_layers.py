@@ -145,7 +145,9 @@ def test_one_call_gives_the_bits_of_its_ops(cpu: Ops, dtype, has_adapters, kind,
 @pytest.mark.parametrize("fresh", [[1, 1, 20], [220, 1, 31]])
 def test_layers_may_have_different_numbers_of_heads(cpu: CpuOps, fresh: list[int]):
     torch.manual_seed(0)
-    layers = [make_layer(cpu, layer, torch.bfloat16, heads=2 + 4 * layer) for layer in range(LAYERS)]
+    layers = [
+        make_layer(cpu, layer, torch.bfloat16, heads=2 + 4 * layer) for layer in range(LAYERS)
+    ]
     kv, batch = make_pages(torch.bfloat16, [31, 0, 5], fresh)
     x, residual = torch.randn(sum(fresh), HIDDEN), torch.randn(sum(fresh), HIDDEN)
     expected = run(OpByOp(cpu, layers, Arrival()), x, residual, batch, kv, None)
