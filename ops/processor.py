@@ -63,7 +63,7 @@ def describe_unpacking(variant: str) -> str:
     """Returns where a variant's kernels unpack quantised weights, and why."""
     if variant in ("amx", "tiles"):
         return "unpacked into the first-level cache, just before each product on tiles"
-    rows = "8 rows" if variant.startswith("avx512") else "1 row"
+    rows = {"avx2": "1 row, or 2 of 8-bit weights", "scalar": "1 row"}.get(variant, "8 rows")
     return f"unpacked in registers up to {rows}, in the first-level cache if more sums fill these"
 
 

@@ -14,7 +14,8 @@ constexpr int NV = 3;               // vectors of columns in a tile
 constexpr int WIDTH = NV * LANES;   // columns of a tile
 constexpr int ROWS = LANES == 16 ? 8 : 4;
 constexpr int STREAMED = LANES == 16 ? ROWS : 3;  // rows whose sums and plain weights fit in registers
-constexpr int FEW = LANES == 16 ? 8 : 1;  // rows whose sums and quantised weights fit in registers
+template <class Q>  // rows up to which it is faster to unpack quantised weights in registers
+constexpr int FEW = LANES == 16 ? 8 : LANES == 8 && Q::bits == 8 ? 2 : 1;
 constexpr int SIDE = LANES == 16 ? NV : 1;  // vectors of columns that are unpacked side by side
 constexpr int BLOCK = 128;          // k that are multiplied at a time: 24 KiB of float32 stay in L1
 constexpr int LINES = (WIDTH * 4 + LINE - 1) / LINE;  // cache lines that one step of a tile reads
@@ -252,7 +253,7 @@ void multiply_few(int64_t rows, const X* x, int64_t x_stride, const char* w, int
     if (rows == R)
         for (int c = 0; c < PANEL; c += WIDTH)
             tile_packed<R, Q>(x, x_stride, w, c, depth, from.right(c), to.right(c));
-    else if constexpr (R < FEW)
+    else if constexpr (R < FEW<Q>)
         multiply_few<Q, R + 1>(rows, x, x_stride, w, depth, from, to);
 }
 
@@ -260,7 +261,7 @@ template <class X, class Q>
 void multiply(int64_t rows, const X* x, int64_t x_stride, Packed<Q> w, int64_t depth, From from,
               To to) {
     static_assert(BLOCK % Q::group == 0);
-    if (rows <= FEW)
+    if (rows <= FEW<Q>)
         multiply_few<Q>(rows, x, x_stride, w.at, depth, from, to);
     else
         multiply_blocks(rows, x, x_stride, w.at, BLOCK / Q::group * Q::bytes, depth,

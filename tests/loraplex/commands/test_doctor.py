@@ -78,7 +78,7 @@ def test_kernels_for_amx_are_checked_once_they_are_compiled(
     [
         ("amx", "amx: unpacked into the first-level cache, just before each product on tiles"),
         ("avx512", "avx512: unpacked in registers up to 8 rows, "),
-        ("avx2", "avx2: unpacked in registers up to 1 row, "),
+        ("avx2", "avx2: unpacked in registers up to 1 row, or 2 of 8-bit weights, "),
     ],
 )
 def test_it_names_the_way_in_which_quantised_weights_are_unpacked(
