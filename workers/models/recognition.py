@@ -336,9 +336,9 @@ class _Layers:
         self._positions = torch.linspace(0, num_positions - 1, NUM_ROWS).long()
         self._calls, self._result = self._run(self._positions)
         self._num_positions = num_positions
-        self._rope_keys: list[int] = []
+        self._rope_keys: list[tuple[int, int]] = []
         """Id of the argument `ROPE` of the layers that use each table in `Recognised.ropes`, or 0
-        for the table that rotates nothing."""
+        for a table that rotates nothing, and the head size of these layers."""
 
     def find(self) -> FoundLayers | None:
         """Records all attention modules that are recognised. Returns all layers and the norm after
@@ -416,7 +416,7 @@ class _Layers:
         Adds the table, unless the model would have more tables than kinds of layers."""
         dim, own = angles.shape[1], self._calls[index].kwargs.get(ROPE)
         is_unrotated = torch.equal(angles, _unrotated(NUM_ROWS, dim))
-        key = 0 if is_unrotated else id(own)
+        key = 0 if is_unrotated else id(own), dim
         if key in self._rope_keys:
             return self._rope_keys.index(key)
         if len(self._rope_keys) == self._blocks.spec.num_ropes:
