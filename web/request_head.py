@@ -25,7 +25,7 @@ the answer's status and whether the server caused a refusal, and returns additio
 
 MESSAGES = "/v1/messages"
 """Anthropic's route. Other routes of Anthropic's API are below it."""
-MAX_CHARS = 45
+MAX_ADDRESS_CHARS = 45
 """Number of characters of the longest IP address, which is IPv6 with an embedded IPv4 address."""
 IPV6_PREFIX = 64
 """Length in bits of the IPv6 prefix that one subscriber usually has."""
@@ -118,7 +118,7 @@ def check_address(key: ApiKey, scope: Mapping[str, Any]) -> None:
 
 def canonical(host: str) -> str | None:
     """Returns the canonical form of an IP address. Returns None for other text."""
-    return None if len(host) > MAX_CHARS else _canonical(host)
+    return None if len(host) > MAX_ADDRESS_CHARS else _canonical(host)
 
 
 def address_prefix(address: str | None) -> str:

@@ -15,7 +15,7 @@ from gateway.catalog.view import CatalogView
 from gateway.exceptions import ModelNotFound
 from store.records import Tenant
 from tests.gateway.scripts import say
-from tests.gateway.service import FedSource, Service, snapshot
+from tests.gateway.service import THEN, FedSource, Service, snapshot
 from tests.scripted_worker import ScriptedWorker
 
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -46,6 +46,10 @@ def test_resolve(name: str, digest: str | None) -> None:
 def test_not_found(name: str) -> None:
     with pytest.raises(ModelNotFound):
         CatalogView(snapshot([])).resolve(ACME, name)
+
+
+def test_a_model_has_the_time_of_its_registration(client: openai.OpenAI) -> None:
+    assert client.models.retrieve("tiny").created == int(THEN.timestamp())
 
 
 def test_another_tenant_lists_its_own(service: Service) -> None:
