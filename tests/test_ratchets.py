@@ -24,7 +24,7 @@ LINES = {
     "telemetry": 570,
     "tools": 1_930,
     "web": 2_720,
-    "workers": 19_190,
+    "workers": 19_210,
 }
 """Lines of a package's own files, rounded up."""
 GENERATED = {"k8s/rendered": 5_380}
