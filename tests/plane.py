@@ -194,6 +194,8 @@ class Plane:
         listener = socket.socket(proto=socket.IPPROTO_TCP)
         if self._send_buffer is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
+        # Connections of a killed predecessor may still end at its port.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
         config = make_config(self.runs, **self._bounds)
