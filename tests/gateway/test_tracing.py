@@ -294,7 +294,7 @@ def test_what_the_sampler_drops_is_not_sent_unless_it_failed_or_was_slow(service
     scripts = {
         1: (say("it is here"), {}),
         2: (fails, {"loraplex.kept": "error", "error.type": "internal_error"}),
-        3: (say("it is here", pause_s=SLOW_S, per_step=40), {"loraplex.kept": "slow"}),
+        3: (say("it is here", pause_s=1.2 * SLOW_S, per_step=40), {"loraplex.kept": "slow"}),
     }
     for number, (script, _) in scripts.items():
         service.script(script)
