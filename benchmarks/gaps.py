@@ -12,8 +12,8 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,13 +121,8 @@ async def measure(
     return streams, prompts
 
 
-@asynccontextmanager
-async def served(folder: Path, *, is_paced: bool) -> AsyncIterator[Server]:
-    if is_paced:
-        settings = {"max_num_seqs": 64, "max_batched_tokens": 2048, "max_model_len": 8192}
-        async with paced(folder, **settings) as (cluster, url):
-            yield Server(url, cluster.keys[ORDINARY[0]], TINY, range(256))
-        return
+@contextmanager
+def served(folder: Path) -> Iterator[Server]:
     digest = import_model(gguf(), LocalStore(folder / "store"))
     model = folder / "store" / "models" / digest
     options = "--model", f"{NAME}={model}"
@@ -138,31 +133,36 @@ async def served(folder: Path, *, is_paced: bool) -> AsyncIterator[Server]:
         yield Server(stack.url, stack.create_tenant("bench"), NAME, range(100, 49_000))
 
 
-async def run(pattern: str, rounds: int, seconds: float, *, is_paced: bool) -> Table:
+async def run_paced(folder: Path, pattern: str, rounds: int, seconds: float) -> Table:
+    settings = {"max_num_seqs": 64, "max_batched_tokens": 2048, "max_model_len": 8192}
+    async with paced(folder, **settings) as (cluster, url):
+        server = Server(url, cluster.keys[ORDINARY[0]], TINY, range(256))
+        return await run(server, pattern, rounds, seconds)
+
+
+async def run(server: Server, pattern: str, rounds: int, seconds: float) -> Table:
     table = Table(title="gaps between tokens of streams and times to first token, in ms")
     for column in ("case", "gap p50", "p99", "p99 / p50", "tokens/s"):
         table.add_column(column, justify="left" if column == "case" else "right")
     for column in ("first token of streams p50/p99", "of long prompts p50/p99"):
         table.add_column(column, justify="right")
-    with tempfile.TemporaryDirectory() as folder:
-        async with served(Path(folder), is_paced=is_paced) as server:
-            for case in (case for case in CASES if pattern in case.name):
-                for number in range(rounds):
-                    streams, prompts = await measure(server, case, seconds, number)
-                    figures, beside = figures_of(streams), figures_of(prompts)
-                    gaps, first = figures.itl_ms, figures.ttft_ms
-                    assert gaps is not None and first is not None
-                    table.add_row(
-                        case.name,
-                        f"{gaps.p50:.1f}",
-                        f"{gaps.p99:.1f}",
-                        f"{gaps.p99 / gaps.p50:.2f}",
-                        f"{figures_of(streams + prompts).total_per_s:.0f}",
-                        f"{first.p50:.0f}/{first.p99:.0f}",
-                        ""
-                        if beside.ttft_ms is None
-                        else f"{beside.ttft_ms.p50:.0f}/{beside.ttft_ms.p99:.0f}",
-                    )
+    for case in (case for case in CASES if pattern in case.name):
+        for number in range(rounds):
+            streams, prompts = await measure(server, case, seconds, number)
+            figures, beside = figures_of(streams), figures_of(prompts)
+            gaps, first = figures.itl_ms, figures.ttft_ms
+            assert gaps is not None and first is not None
+            table.add_row(
+                case.name,
+                f"{gaps.p50:.1f}",
+                f"{gaps.p99:.1f}",
+                f"{gaps.p99 / gaps.p50:.2f}",
+                f"{figures_of(streams + prompts).total_per_s:.0f}",
+                f"{first.p50:.0f}/{first.p99:.0f}",
+                ""
+                if beside.ttft_ms is None
+                else f"{beside.ttft_ms.p50:.0f}/{beside.ttft_ms.p99:.0f}",
+            )
     return table
 
 
@@ -175,7 +175,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="rows of each case (default: 1)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a round (default: 20)")
     options = parser.parse_args()
-    table = asyncio.run(run(options.only, options.rounds, options.seconds, is_paced=options.paced))
+    arguments = options.only, options.rounds, options.seconds
+    with tempfile.TemporaryDirectory() as name:
+        if options.paced:
+            table = asyncio.run(run_paced(Path(name), *arguments))
+        else:
+            with served(Path(name)) as server:
+                table = asyncio.run(run(server, *arguments))
     console.print(describe())
     console.print(table)
 
