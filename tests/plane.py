@@ -108,7 +108,7 @@ class Plane:
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self._send_buffer = send_buffer
         self.server: Server
-        """That of an application."""
+        """Server of an application that runs in this process."""
         self._task: asyncio.Task[None] | None = None
 
     @property

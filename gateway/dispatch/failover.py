@@ -243,7 +243,7 @@ class Refused:
     refusal."""
     pace_s: float
     next_room_at: float
-    """Time that the last refused client was told to retry at. The next client is told a later
+    """Time at which the last refused client was told to retry. The next client is told a later
     time."""
 
     def holds(self, worker: WorkerClient, now: float, num_bytes: int) -> bool:

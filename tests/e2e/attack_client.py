@@ -56,7 +56,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Answers(msgspec.Struct):
-    """What clients were answered."""
+    """Answers that the clients got."""
 
     statuses: dict[int, int] = {}
     codes: dict[str, int] = {}

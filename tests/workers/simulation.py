@@ -52,7 +52,7 @@ from workers.wire.request_check import RequestLimits
 
 PAGE_BYTES = 16 << 10
 ANY_RATIO = 1e3
-"""Of gaps, for tests in which steps may be as long as the other rules allow."""
+"""Limit of gaps for tests in which steps may be as long as the other rules allow."""
 
 
 class StubTimes(LoadTimes):

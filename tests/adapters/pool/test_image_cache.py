@@ -71,7 +71,7 @@ def test_second_fetch_needs_no_store(store: LocalStore, tmp_path: Path, digest: 
 def test_an_image_of_an_older_layout_is_built_again(
     store: LocalStore, tmp_path: Path, digest: str
 ) -> None:
-    """As a release before panels left it: B was [rank, N] in images of the CPU."""
+    """The image is one of an older version, in whose images for a CPU B was [rank, N]."""
     old_name = f"2-{BASE.num_layers}x{len(PROJECTIONS)}-float32-rn"
     cpu = backend(VARIANTS[0])
     right = make_loader(store, tmp_path / "fresh", ops=cpu).fetch(digest)

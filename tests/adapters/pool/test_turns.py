@@ -102,7 +102,7 @@ def test_the_adapter_of_a_tenant_that_was_charged_less_is_spared(device: Device)
 
 
 def test_an_adapter_starves_for_the_tenant_whose_turn_is_first(device: Device) -> None:
-    """Not for one that was charged more, and that wants the same adapter."""
+    """A waiting tenant that was charged more and wants the same adapter does not count."""
     device.use("running", 10, charged=9.0)
     device.poll(1.0)
     assert device.may_load("shared", charged=1.0)

@@ -80,7 +80,7 @@ class Streams(Market):
             self.offer(ask(self.rng, "streams", length, 1))
 
     def gaps_s(self) -> np.ndarray:
-        """Of the streams, since they began."""
+        """Returns the gaps between the tokens of the streams since they began."""
         return np.concatenate([np.diff(self.arrivals[stream.id]) for stream in self.streams])
 
 
